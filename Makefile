@@ -1,0 +1,66 @@
+# `make` lists the targets. Everything runs in .venv, which is made on first use; only Python 3.11 or newer is needed.
+# PYTHON=/path/to/python makes .venv from that one.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: .venv bench check clean demo help lint test types
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+SOURCES := diskbuf tools tests examples
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv: $(STAMP) ## Make .venv with everything installed; again when pyproject.toml changes
+
+demo: $(STAMP) ## Collect to disk, get killed, go on, train offline, evaluate
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## Run the test suite and the docstring examples
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## Check style and format
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+types: $(STAMP) ## Check types
+	$(BIN)/python -m mypy
+
+check: test lint types ## All three: test, lint, types
+
+bench: $(STAMP) ## Measure speed against plain NumPy and plain files
+	$(BIN)/python tools/bench/bench.py
+
+clean: ## Remove .venv, caches and builds; stores under runs/ stay
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The first Python that starts and is new enough; PYTHON, when given, is the only candidate.
+$(STAMP): pyproject.toml
+	@python=; \
+	for candidate in $(or $(PYTHON),python3.11 python3.12 python3.13 python3 python); do \
+	    if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        python=$$candidate; break; \
+	    fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo 'make: diskbuf needs Python 3.11 or newer, found none$(if $(PYTHON), at $(PYTHON)).' \
+	         'Install it (Debian, Ubuntu: apt install python3 python3-venv), or name one: make PYTHON=/path/to/python' >&2; \
+	    exit 1; \
+	fi; \
+	version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	    echo "make: this Python $$version has no venv module." \
+	         "Install it (Debian, Ubuntu: apt install python$$version-venv)" >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making .venv with Python $$version"; \
+	"$$python" -m venv --clear .venv; \
+	echo 'Installing diskbuf and what it needs into .venv (one to several minutes)'; \
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[test,plot]' \
+	    | sed -n -e 's/^Collecting /  /p' -e 's/^Installing collected packages.*/Unpacking/p'; \
+	touch $@; \
+	echo 'Ready: .venv'

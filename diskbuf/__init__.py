@@ -1,0 +1,126 @@
+"""A persistent uniform replay buffer: reinforcement-learning experience kept on disk and fed to training.
+
+A buffer is a store on disk. Steps added to it survive the process that added them, another process reads them while
+they are written, and the same script run again goes on where it stopped:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import diskbuf
+    >>> spec = {"observation": diskbuf.ArraySpec([4], "float32"), "action": diskbuf.ArraySpec([], "int64")}
+    >>> step = {"observation": np.zeros([8, 4], "float32"), "action": np.arange(8)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/steps.zarr"
+    ...     with diskbuf.UniformReplayBuffer(spec, batch_size=8, max_length=1000, path=path) as buffer:
+    ...         for _ in range(10):
+    ...             buffer.add_batch(step)
+    ...     with diskbuf.open(path) as buffer:
+    ...         steps, info = buffer.get_next(sample_batch_size=32, num_steps=2)
+    >>> steps["observation"].shape
+    (32, 2, 4)
+
+Importing diskbuf imports nothing else: each name below is fetched from its module when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diskbuf import drivers, environments, errors, policies, specs, trajectories
+    from diskbuf.errors import (
+        ClosedError,
+        DiskbufError,
+        EmptyBufferError,
+        MissingExtraError,
+        OptionError,
+        ReadOnlyError,
+        SpecError,
+        StoreCorruptError,
+        StoreError,
+        StoreExistsError,
+        StoreFormatError,
+        StoreLockedError,
+        StoreMismatchError,
+        StoreNotFoundError,
+        WindowError,
+    )
+    from diskbuf.options import StoreOptions
+    from diskbuf.replay_buffers.uniform import BufferInfo, UniformReplayBuffer, open
+    from diskbuf.specs import ArraySpec, BoundedArraySpec
+
+__version__ = "0.1.0"
+
+# Where each name lives; a module stands for itself. The import block above and __all__ say the same to type checkers.
+_MODULES = {
+    "ArraySpec": "diskbuf.specs",
+    "BoundedArraySpec": "diskbuf.specs",
+    "BufferInfo": "diskbuf.replay_buffers.uniform",
+    "ClosedError": "diskbuf.errors",
+    "DiskbufError": "diskbuf.errors",
+    "EmptyBufferError": "diskbuf.errors",
+    "MissingExtraError": "diskbuf.errors",
+    "OptionError": "diskbuf.errors",
+    "ReadOnlyError": "diskbuf.errors",
+    "SpecError": "diskbuf.errors",
+    "StoreCorruptError": "diskbuf.errors",
+    "StoreError": "diskbuf.errors",
+    "StoreExistsError": "diskbuf.errors",
+    "StoreFormatError": "diskbuf.errors",
+    "StoreLockedError": "diskbuf.errors",
+    "StoreMismatchError": "diskbuf.errors",
+    "StoreNotFoundError": "diskbuf.errors",
+    "StoreOptions": "diskbuf.options",
+    "UniformReplayBuffer": "diskbuf.replay_buffers.uniform",
+    "WindowError": "diskbuf.errors",
+    "drivers": "diskbuf.drivers",
+    "environments": "diskbuf.environments",
+    "errors": "diskbuf.errors",
+    "open": "diskbuf.replay_buffers.uniform",
+    "policies": "diskbuf.policies",
+    "specs": "diskbuf.specs",
+    "trajectories": "diskbuf.trajectories",
+}
+
+__all__ = [
+    "ArraySpec",
+    "BoundedArraySpec",
+    "BufferInfo",
+    "ClosedError",
+    "DiskbufError",
+    "EmptyBufferError",
+    "MissingExtraError",
+    "OptionError",
+    "ReadOnlyError",
+    "SpecError",
+    "StoreCorruptError",
+    "StoreError",
+    "StoreExistsError",
+    "StoreFormatError",
+    "StoreLockedError",
+    "StoreMismatchError",
+    "StoreNotFoundError",
+    "StoreOptions",
+    "UniformReplayBuffer",
+    "WindowError",
+    "__version__",
+    "drivers",
+    "environments",
+    "errors",
+    "open",
+    "policies",
+    "specs",
+    "trajectories",
+]
+
+
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(_MODULES[name])
+        value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+        globals()[name] = value  # the next use doesn't come here
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_MODULES})

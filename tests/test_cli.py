@@ -1,0 +1,146 @@
+"""The command line: what it prints, its exit codes, and how little it takes to start."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from diskbuf_tools import cli
+
+import diskbuf
+
+SCRIPT = Path(sys.executable).with_name("diskbuf")
+
+
+class Arm(NamedTuple):
+    """A namedtuple inside the spec, as trajectories are."""
+
+    index: object
+    propensity: object
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two lanes, seven steps added to a window of five."""
+    spec = {
+        "observation": {"camera": diskbuf.ArraySpec([4, 4, 3], "uint8")},
+        "arm": Arm(diskbuf.ArraySpec([], "int64"), diskbuf.ArraySpec([1], "float32")),
+    }
+    step = {
+        "observation": {"camera": np.zeros([2, 4, 4, 3], "uint8")},
+        "arm": Arm(np.zeros([2], "int64"), np.ones([2, 1], "float32")),
+    }
+    path = tmp_path / "steps.zarr"
+    with diskbuf.UniformReplayBuffer(spec, 2, 5, path=path, metadata={"policy": "random"}) as buffer:
+        for _ in range(7):
+            buffer.add_batch(step)
+    return path
+
+
+def test_info_says_what_a_store_holds(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", str(store)]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert lines[0] == str(store)
+    assert lines[1].split() == ["lanes", "2"]
+    assert lines[2].strip() == "window    ids [2, 7): 5 steps a lane, at most 5"
+    assert lines[3].split() == ["frames", "10"]
+    assert lines[4].startswith("  on disk   ")
+    assert lines[5] == '  metadata  {"policy": "random"}'
+    assert sorted(line.split(maxsplit=2) for line in lines[7:]) == [
+        ["arm/index", "int64", "[]"],
+        ["arm/propensity", "float32", "[1]"],
+        ["observation/camera", "uint8", "[4, 4, 3]"],
+    ]
+
+
+def test_info_as_json_has_the_same_facts(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--json", str(store)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"path": "observation/camera", "dtype": "uint8", "shape": [4, 4, 3]} in facts.pop("data_spec")
+    assert facts.pop("disk_bytes") > 7 * 2 * 4 * 4 * 3
+    assert facts.pop("capacity") == 10
+    assert facts == {
+        "path": str(store),
+        "batch_size": 2,
+        "max_length": 5,
+        "first_id": 2,
+        "next_id": 7,
+        "num_frames": 10,
+        "metadata": {"policy": "random"},
+    }
+
+
+def test_info_leaves_the_store_as_it_was(store: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
+    assert cli.main(["info", str(store)]) == 0
+    assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
+
+
+def test_a_missing_store_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", str(tmp_path / "nothing.zarr")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("diskbuf: ")
+    assert err.count("\n") == 1
+    assert "nothing.zarr" in err
+
+
+def test_an_error_of_the_file_system_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: str, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(diskbuf, "open", refuse, raising=False)
+    assert cli.main(["info", "steps.zarr"]) == 1
+    assert capsys.readouterr().err == "diskbuf: [Errno 13] Permission denied: 'steps.zarr'\n"
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: str, mode: str) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(diskbuf, "open", fail, raising=False)
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        cli.main(["info", "steps.zarr"])
+
+
+@pytest.mark.parametrize("words", [[], ["info"], ["inform", "steps.zarr"], ["info", "steps.zarr", "--xml"]])
+def test_misuse_is_exit_code_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert "usage: diskbuf" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_is_no_error(store: Path) -> None:
+    run = subprocess.Popen([SCRIPT, "info", store], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    run.stdout.close()
+    with run.stderr:
+        assert run.stderr.read() == b""
+    assert run.wait() == 0
+
+
+def test_the_console_script_tells_its_version() -> None:
+    run = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"diskbuf {diskbuf.__version__}\n"
+
+
+def test_the_command_line_starts_quickly() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([SCRIPT, "--version"], capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.6
+
+
+def test_info_does_without_tensorflow(store: Path) -> None:
+    code = "import sys; from diskbuf_tools import cli; cli.main(sys.argv[1:]); sys.exit('tensorflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, "info", store], capture_output=True, check=True)

@@ -1,0 +1,103 @@
+"""The command line: parse, call, print. What it knows about a store it asks the package."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import diskbuf
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: The words after `diskbuf`; None takes them from the process.
+
+    Returns:
+        The exit code: 0, or 1 after an error of diskbuf or of the file system, told in one line on stderr.
+
+    Raises:
+        SystemExit: With code 2 when the words make no command, with 0 after --help and --version.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        arguments.command(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `diskbuf info STORE | head -1` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail flushing it
+    except (diskbuf.DiskbufError, OSError) as error:
+        print(f"diskbuf: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="diskbuf", description="Look into replay buffers on disk.")
+    parser.add_argument("--version", action="version", version=f"diskbuf {diskbuf.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    info = commands.add_parser("info", help="say what a store holds")
+    info.add_argument("store", metavar="STORE", help="path of the store")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(command=_info)
+    return parser
+
+
+def _info(arguments: argparse.Namespace) -> None:
+    facts = _facts(arguments.store)
+    print(json.dumps(facts) if arguments.json else _as_text(facts))
+
+
+def _facts(path: str) -> dict[str, Any]:
+    """What `info` tells, in JSON's own types."""
+    from diskbuf import tree  # imports optree, which `diskbuf --version` can do without
+
+    with diskbuf.open(path, mode="r") as buffer:
+        return {
+            "path": str(buffer.path),
+            "batch_size": buffer.batch_size,
+            "max_length": buffer.max_length,
+            "capacity": buffer.capacity,
+            "first_id": buffer.first_id,
+            "next_id": buffer.next_id,
+            "num_frames": int(buffer.num_frames()),
+            "disk_bytes": _disk_bytes(Path(path)),
+            "metadata": buffer.metadata,
+            "data_spec": [
+                {"path": leaf_path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+                for leaf_path, leaf in tree.flatten_with_paths(buffer.data_spec)
+            ],
+        }
+
+
+def _disk_bytes(folder: Path) -> int:
+    """Bytes that the file system has set aside: less than the sum of the file sizes where files have holes."""
+    blocks = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # the writer may have evicted it since it was listed
+            blocks += file.lstat().st_blocks
+    return blocks * 512  # the unit of st_blocks, whatever the file system's own
+
+
+def _as_text(facts: dict[str, Any]) -> str:
+    steps = facts["next_id"] - facts["first_id"]
+    limit = "no limit" if facts["max_length"] is None else f"at most {facts['max_length']:,}"
+    lines = [
+        facts["path"],
+        f"  lanes     {facts['batch_size']:,}",
+        f"  window    ids [{facts['first_id']}, {facts['next_id']}): {steps:,} steps a lane, {limit}",
+        f"  frames    {facts['num_frames']:,}",
+        f"  on disk   {facts['disk_bytes'] / 2**20:,.1f} MiB",
+    ]
+    if facts["metadata"]:
+        lines.append(f"  metadata  {json.dumps(facts['metadata'])}")
+    lines.append("  spec")
+    leaves = facts["data_spec"]
+    path_width = max((len(leaf["path"]) for leaf in leaves), default=0)
+    dtype_width = max((len(leaf["dtype"]) for leaf in leaves), default=0)
+    lines += [f"    {leaf['path']:{path_width}}  {leaf['dtype']:{dtype_width}}  {leaf['shape']}" for leaf in leaves]
+    return "\n".join(lines)
