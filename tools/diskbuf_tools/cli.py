@@ -54,9 +54,10 @@ def _info(arguments: argparse.Namespace) -> None:
 
 def _facts(path: str) -> dict[str, Any]:
     """What `info` tells, in JSON's own types."""
-    from diskbuf import tree  # imports optree, which `diskbuf --version` can do without
+    from diskbuf.tree import Structure  # imports optree, which `diskbuf --version` can do without
 
     with diskbuf.open(path, mode="r") as buffer:
+        structure = Structure(buffer.data_spec)
         return {
             "path": str(buffer.path),
             "batch_size": buffer.batch_size,
@@ -69,7 +70,7 @@ def _facts(path: str) -> dict[str, Any]:
             "metadata": buffer.metadata,
             "data_spec": [
                 {"path": leaf_path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
-                for leaf_path, leaf in tree.flatten_with_paths(buffer.data_spec)
+                for leaf_path, leaf in zip(structure.paths, structure.flatten(buffer.data_spec), strict=True)
             ],
         }
 
@@ -96,8 +97,9 @@ def _as_text(facts: dict[str, Any]) -> str:
     if facts["metadata"]:
         lines.append(f"  metadata  {json.dumps(facts['metadata'])}")
     lines.append("  spec")
-    leaves = facts["data_spec"]
-    path_width = max((len(leaf["path"]) for leaf in leaves), default=0)
-    dtype_width = max((len(leaf["dtype"]) for leaf in leaves), default=0)
-    lines += [f"    {leaf['path']:{path_width}}  {leaf['dtype']:{dtype_width}}  {leaf['shape']}" for leaf in leaves]
+    # A spec that is one leaf has no path.
+    leaves = [(leaf["path"] or "(array)", leaf["dtype"], leaf["shape"]) for leaf in facts["data_spec"]]
+    path_width = max((len(leaf_path) for leaf_path, _, _ in leaves), default=0)
+    dtype_width = max((len(dtype) for _, dtype, _ in leaves), default=0)
+    lines += [f"    {leaf_path:{path_width}}  {dtype:{dtype_width}}  {shape}" for leaf_path, dtype, shape in leaves]
     return "\n".join(lines)
