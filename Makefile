@@ -9,7 +9,6 @@ SHELL := bash
 
 BIN := .venv/bin
 STAMP := .venv/.installed
-SOURCES := diskbuf tools tests examples
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +22,8 @@ test: $(STAMP) ## Run the test suite and the docstring examples
 	$(BIN)/python -m pytest
 
 lint: $(STAMP) ## Check style and format
-	$(BIN)/ruff check $(SOURCES)
-	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 
 types: $(STAMP) ## Check types
 	$(BIN)/python -m mypy
@@ -36,7 +35,7 @@ bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 
 clean: ## Remove .venv, caches and builds; stores under runs/ stay
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first Python that starts and is new enough; PYTHON, when given, is the only candidate.
 $(STAMP): pyproject.toml
