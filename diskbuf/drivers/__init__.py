@@ -1,0 +1,5 @@
+"""Drivers: what lets a policy act in an environment and hands the rows to observers."""
+
+from diskbuf.drivers.dynamic_step_driver import DynamicStepDriver
+
+__all__ = ["DynamicStepDriver"]
