@@ -135,9 +135,11 @@ class BoundedArraySpec(ArraySpec):
         return self._maximum
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BoundedArraySpec) or not super().__eq__(other):
+        if not isinstance(other, BoundedArraySpec):
             return NotImplemented
-        return all(_first_unlike(getattr(self, side), getattr(other, side), self._shape) is None for side in _SIDES)
+        return super().__eq__(other) is True and not any(
+            _first_unlike(getattr(self, side), getattr(other, side), self._shape) for side in _SIDES
+        )
 
     __hash__ = ArraySpec.__hash__
 
@@ -251,7 +253,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
         sizes = tuple(shape)
     except TypeError as error:
         raise SpecError(f"shape must be a tuple of ints, got {shape!r}. Write (4,) for four elements.") from error
-    if None in sizes:
+    if any(size is None for size in sizes):
         raise SpecError(f"shape must have a fixed size in every axis, got {sizes}. Leave out batch and time axes.")
     try:
         ints = tuple(operator.index(size) for size in sizes)
@@ -341,8 +343,10 @@ def _leaf_spec(leaf: Any, path: str) -> Any:
         if hasattr(leaf, "minimum") and hasattr(leaf, "maximum"):
             return BoundedArraySpec(shape, dtype, leaf.minimum, leaf.maximum, leaf.name)
         return ArraySpec(shape, dtype, leaf.name)
-    except (TypeError, ValueError) as error:  # Not only SpecError: a TensorFlow shape of unknown rank has no sizes.
+    except SpecError as error:
         raise _at(path, str(error)) from error
+    except (TypeError, ValueError) as error:  # A TensorFlow shape of unknown rank can't be taken apart.
+        raise _at(path, f"shape must be a tuple of ints, got {leaf.shape}. Give each axis its size.") from error
 
 
 def _from_space(space: Any, path: str) -> Any:

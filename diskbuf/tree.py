@@ -17,6 +17,7 @@ import optree
 from diskbuf.errors import SpecError, StoreFormatError
 
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_CONTAINERS = frozenset({*_DICTS, tuple, list, type(None)})
 _PLAIN_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 
 
@@ -32,9 +33,9 @@ class Structure:
         [3, 4, 5.0]
 
     Attributes:
-        treespec: The optree treespec. `treespec.flatten_up_to(items)` is the fastest way to the leaves, but it takes a
-            container where a leaf belongs, refuses namedtuples of an equal class, and explains little; `flatten` does
-            better on all three.
+        treespec: The optree treespec. `treespec.flatten_up_to(items)` is a little faster than `flatten`, but it takes
+            a container where a leaf belongs, refuses namedtuples of an equal class, and explains little. Its errors
+            are slow too, because they print the items.
         num_leaves: How many leaves there are.
         keys: The way to each leaf: dict keys, positions in tuples and lists, field names of namedtuples.
         paths: The same ways as text, `observation/camera`; a bare leaf has ''.
@@ -44,7 +45,7 @@ class Structure:
         SpecError: When a dict key is neither a str nor an int.
     """
 
-    __slots__ = ("file_paths", "keys", "num_leaves", "paths", "treespec")
+    __slots__ = ("_latest", "file_paths", "keys", "num_leaves", "paths", "treespec")
 
     treespec: optree.PyTreeSpec
     num_leaves: int
@@ -54,7 +55,8 @@ class Structure:
 
     def __init__(self, nest: Any) -> None:
         _refuse_odd_keys(nest, ())
-        self.treespec = optree.tree_structure(nest, is_leaf=lambda node: not _is_container(node))
+        self.treespec = _treespec(nest)
+        self._latest = self.treespec  # The one that fitted last: the same, with other classes of equal namedtuples.
         self.num_leaves = self.treespec.num_leaves
         self.keys = tuple(
             tuple(entry.field if isinstance(entry, optree.NamedTupleEntry) else entry.entry for entry in accessor)
@@ -73,12 +75,10 @@ class Structure:
             SpecError: When items has another structure; the message shows both, where they part, and the fix.
         """
         try:
-            leaves = self.treespec.flatten_up_to(items)
+            leaves = self._latest.flatten_up_to(items)
         except ValueError:  # Perhaps only the class of a namedtuple; if not, the slow way says what is wrong.
             return self._flatten_slowly(items)
-        if any(leaf is None or isinstance(leaf, tuple | list | dict) for leaf in leaves):
-            return self._flatten_slowly(items)
-        return leaves
+        return self._flatten_slowly(items) if any(map(_is_container_type, map(type, leaves))) else leaves
 
     def unflatten(self, leaves: Iterable[Any]) -> Any:
         """Returns a nest of this structure with these leaves, dict keys in their first order.
@@ -124,6 +124,9 @@ class Structure:
         pairs, mismatches = compare(expected, items)
         if mismatches:
             raise _explained(mismatches)
+        fitting = _treespec(items)
+        if fitting.paths() == self.treespec.paths():  # Otherwise an OrderedDict has the leaves in another order.
+            self._latest = fitting
         leaves = {pair.keys: pair.given for pair in pairs}
         return [leaves[keys] for keys in self.keys]
 
@@ -188,8 +191,18 @@ class _Leaf:
 _LEAF = _Leaf()
 
 
+@functools.lru_cache(maxsize=256)
+def _is_container_type(cls: type) -> bool:
+    return cls in _CONTAINERS or optree.is_namedtuple_class(cls)
+
+
 def _is_container(node: Any) -> bool:
-    return node is None or type(node) in {*_DICTS, tuple, list} or optree.is_namedtuple_instance(node)
+    cls: Any = type(node)
+    return _is_container_type(cls)
+
+
+def _treespec(nest: Any) -> optree.PyTreeSpec:
+    return optree.tree_structure(nest, is_leaf=lambda node: not _is_container(node))
 
 
 def _children(node: Any) -> dict[Any, Any]:
