@@ -33,6 +33,7 @@ from diskbuf.tree import Structure
 
 INTS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "float32", "float64"]
+LONG = pytest.mark.skipif(np.finfo(np.longdouble).bits == 64, reason="long double is float64 on this platform")
 DTYPES = ["bool", *INTS, *FLOATS, "complex64", "complex128"]
 
 
@@ -156,8 +157,8 @@ def test_a_shape_that_is_not_of_fixed_ints_is_refused(shape: Any, message: str) 
         ("timedelta64[s]", r"got timedelta64\[s\]\. Store times as int64"),
         ([("a", "float32")], r"Use a dict with one leaf per field"),
         (("float32", (2,)), r"dtype must be one of"),
-        (np.longdouble, r"got float128\. Cast to"),
-        (np.clongdouble, r"got complex256\. Cast to"),
+        pytest.param(np.longdouble, r"got float\d+\. Cast to", marks=LONG),
+        pytest.param(np.clongdouble, r"got complex\d+\. Cast to", marks=LONG),
         (np.dtype("float32").newbyteorder("S"), r"dtype must be in native byte order, got .f4\. Use 'float32'"),
     ],
 )
