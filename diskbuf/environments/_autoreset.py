@@ -175,7 +175,7 @@ class MaskedLanes(Lanes):
         for leaf, first in zip(leaves, self._structure.flatten(self._reset(ended)), strict=True):
             if not np.array_equal(leaf[~ended], first[~ended], equal_nan=leaf.dtype.kind in "fc"):
                 raise OptionError(
-                    f"{self._vector_env} must reset only the lanes in options['reset_mask'], but others have changed too. "
+                    f"{self._vector_env} must reset only the lanes in options['reset_mask'], got others changed too. "
                     "Make it with autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, which needs no mask."
                 )
             leaf[ended] = first[ended]

@@ -143,6 +143,7 @@ class GymEnvironment:
       the plain `SyncVectorEnv`), an environment that reuses one array for its observations has overwritten it by then.
 
     An exception from the vector environment passes through as it is; the next step or `current_time_step` then resets.
+    (Gymnasium ends the process in which an `AsyncVectorEnv` failed, so that one has to be made again.)
 
     Args:
         vector_env: Closed by `close`. Don't step or reset it yourself.
