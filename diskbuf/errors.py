@@ -92,7 +92,9 @@ class StoreLockedError(StoreError, BlockingIOError):
         host: Its host name, None when it couldn't be read.
     """
 
-    def __init__(self, message: str, *, path: str | None = None, pid: int | None = None, host: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, path: str | None = None, pid: int | None = None, host: str | None = None
+    ) -> None:
         super().__init__(message, path=path)
         self.pid = pid
         self.host = host

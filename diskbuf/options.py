@@ -31,7 +31,9 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_bytes, bool) or not isinstance(self.chunk_bytes, int) or self.chunk_bytes < 1:
-            raise OptionError(f"chunk_bytes must be an int of at least 1, got {self.chunk_bytes!r}. Leave it out for 16 MiB.")
+            raise OptionError(
+                f"chunk_bytes must be an int of at least 1, got {self.chunk_bytes!r}. Leave it out for 16 MiB."
+            )
         if self.fsync not in get_args(Fsync):
             raise OptionError(f"fsync must be one of {', '.join(map(repr, get_args(Fsync)))}, got {self.fsync!r}.")
         seconds = self.fsync_seconds

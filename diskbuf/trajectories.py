@@ -179,15 +179,10 @@ def from_transition(time_step: TimeStep, action_step: PolicyStep, next_time_step
         action_step: The action; its state is left out.
         next_time_step: What came of it: the row's reward, discount and next_step_type.
     """
-    return Trajectory(
-        step_type=time_step.step_type,
-        observation=time_step.observation,
-        action=action_step.action,
-        policy_info=action_step.info,
-        next_step_type=next_time_step.step_type,
-        reward=next_time_step.reward,
-        discount=next_time_step.discount,
-    )
+    step_type, _, _, observation = time_step
+    action, _, policy_info = action_step
+    next_step_type, reward, discount, _ = next_time_step
+    return Trajectory(step_type, observation, action, policy_info, next_step_type, reward, discount)
 
 
 def time_step_spec(observation_spec: Any) -> TimeStep:

@@ -45,7 +45,7 @@ class Structure:
         SpecError: When a dict key is neither a str nor an int.
     """
 
-    __slots__ = ("_latest", "file_paths", "keys", "num_leaves", "paths", "treespec")
+    __slots__ = ("latest", "file_paths", "keys", "num_leaves", "paths", "treespec")
 
     treespec: optree.PyTreeSpec
     num_leaves: int
@@ -56,7 +56,7 @@ class Structure:
     def __init__(self, nest: Any) -> None:
         _refuse_odd_keys(nest, ())
         self.treespec = _treespec(nest)
-        self._latest = self.treespec  # The one that fitted last: the same, with other classes of equal namedtuples.
+        self.latest = self.treespec  # The one that fitted last: the same, with other classes of equal namedtuples.
         self.num_leaves = self.treespec.num_leaves
         self.keys = tuple(
             tuple(entry.field if isinstance(entry, optree.NamedTupleEntry) else entry.entry for entry in accessor)
@@ -75,7 +75,7 @@ class Structure:
             SpecError: When items has another structure; the message shows both, where they part, and the fix.
         """
         try:
-            leaves = self._latest.flatten_up_to(items)
+            leaves = self.latest.flatten_up_to(items)
         except ValueError:  # Perhaps only the class of a namedtuple; if not, the slow way says what is wrong.
             return self._flatten_slowly(items)
         return self._flatten_slowly(items) if any(map(_is_container_type, map(type, leaves))) else leaves
@@ -126,7 +126,7 @@ class Structure:
             raise _explained(mismatches)
         fitting = _treespec(items)
         if fitting.paths() == self.treespec.paths():  # Otherwise an OrderedDict has the leaves in another order.
-            self._latest = fitting
+            self.latest = fitting
         leaves = {pair.keys: pair.given for pair in pairs}
         return [leaves[keys] for keys in self.keys]
 

@@ -98,15 +98,17 @@ def test_a_plain_sync_environment_takes_no_step_that_is_not_in_a_row(mode: Autor
     ends=st.lists(st.sampled_from(["terminated", "truncated"]), min_size=1, max_size=3),
     reuses_array=st.booleans(),
 )
-def test_all_modes_give_the_same_rows(lengths: list[list[int]], ends: list[End], reuses_array: bool) -> None:
-    def rows(mode: AutoresetMode) -> list[Trajectory]:
-        with suite_gym.wrap(sync(lengths, mode, ends=ends, reuses_array=reuses_array)) as env:
+def test_a_sync_environment_gives_the_same_rows_in_all_modes(
+    lengths: list[list[int]], ends: list[End], reuses_array: bool
+) -> None:
+    def rows(make: Callable[..., VectorEnv[Any, Any, Any]], mode: AutoresetMode) -> list[Trajectory]:
+        with suite_gym.wrap(make(lengths, mode, ends=ends, reuses_array=reuses_array)) as env:
             return rows_of(env, 12)
 
-    expected = rows(AutoresetMode.NEXT_STEP)
+    expected = rows(wrapped, AutoresetMode.NEXT_STEP)  # where Gymnasium does the work
     check_lanes(expected, lengths, ends)
-    for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
-        for row, other in zip(expected, rows(mode), strict=True):
+    for mode in MODES:
+        for row, other in zip(expected, rows(sync, mode), strict=True):
             for field, other_field in zip(row, other, strict=True):
                 np.testing.assert_array_equal(field, other_field)
 
@@ -122,6 +124,16 @@ def test_lanes_reset_by_mask_go_in_the_same_order(lengths: list[int], mode: Auto
         rows = rows_of(env, 12)
     counts = check_lanes(rows, own_lengths, skips_episodes=True)
     assert counts == [12 - 12 // (length + 1) for length in lengths]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED], ids=lambda mode: mode.name)
+def test_a_lane_reset_by_mask_wastes_one_step_and_one_reset_an_episode(mode: AutoresetMode) -> None:
+    vector_env = sync([(2,), (99,)], mode)
+    with suite_gym.wrap(VectorWrapper(vector_env)) as env:
+        rows = rows_of(env, 9)
+    assert [row.observation[0, 1] for row in rows if row.is_first()[0]] == [0, 2, 4]
+    inner = vector_env.envs[0]  # type: ignore[attr-defined]
+    assert inner.num_steps == 3 * 2 + 3  # three episodes, each with its boundary
 
 
 @modes
@@ -157,14 +169,15 @@ def test_an_environment_that_reuses_its_array_changes_no_time_step(mode: Autores
 
 
 @pytest.mark.parametrize("copies", [False, True])
-def test_a_vector_environment_that_reuses_its_arrays_changes_no_time_step(copies: bool) -> None:
-    vector_env = SyncVectorEnv(makers([(3,), (5,)]), copy=copies)
+@pytest.mark.parametrize("is_dict", [False, True], ids=["array", "dict"])
+def test_a_vector_environment_that_reuses_its_arrays_changes_no_time_step(copies: bool, is_dict: bool) -> None:
+    vector_env = SyncVectorEnv(makers([(3,), (5,)], is_dict=is_dict), copy=copies)
     for given_env in (vector_env, VectorWrapper(vector_env)):
         env = suite_gym.wrap(given_env)
-        rows = [from_transition(env.reset(), PolicyStep(np.zeros(2)), env.step(np.zeros(2, np.int64)))]
-        before = copy.deepcopy(rows)
+        time_step = env.reset()
+        before = copy.deepcopy(time_step)
         env.step(np.zeros(2, np.int64))
-        np.testing.assert_array_equal(rows[0].observation, before[0].observation)
+        np.testing.assert_equal(time_step._asdict(), before._asdict())
     vector_env.close()
 
 
@@ -234,8 +247,8 @@ def test_the_first_step_of_all_is_a_reset() -> None:
 @modes
 def test_a_reset_inside_an_episode_begins_new_ones_in_all_lanes(mode: AutoresetMode) -> None:
     with suite_gym.wrap(sync([(2,), (5,)], mode)) as env:
-        env.reset()
-        for steps in (1, 2, 3):  # inside an episode, at its end, after it
+        for steps in (1, 2, 3):  # the first lane is inside an episode, at its end, at the next one's beginning
+            env.reset()
             for _ in range(steps):
                 env.step(np.array([0, 0]))
             assert env.reset().is_first().all()

@@ -85,6 +85,25 @@ def test_rounding_never_leaves_the_bounds(one: float, other: float, dtype: str, 
     assert (actions <= spec.maximum).all()
 
 
+def test_between_equal_bounds_there_is_one_value() -> None:
+    assert set(draw(BoundedArraySpec((), np.float64, 0.1, 0.1)).tolist()) == {0.1}
+
+
+def test_the_batch_may_change_its_size_from_call_to_call() -> None:
+    policy = RandomPolicy(TIME_STEP_SPEC, BoundedArraySpec((3,), np.int64, 0, 9), seed=0)
+    sizes = [5, 5, 2, None, 5, 100_000]
+    shapes = [policy.action(time_step(size)).action.shape for size in sizes]
+    assert shapes == [(5, 3), (5, 3), (2, 3), (3,), (5, 3), (100_000, 3)]
+
+
+def test_writing_to_an_action_changes_no_other() -> None:
+    policies = [RandomPolicy(TIME_STEP_SPEC, BoundedArraySpec((), np.int64, 0, 9), seed=0) for _ in range(2)]
+    for _ in range(300):  # more than are drawn at a time
+        written, kept = (policy.action(time_step(8)).action for policy in policies)
+        np.testing.assert_array_equal(written, kept)
+        written[:] = -1
+
+
 def test_nests_are_drawn_leaf_by_leaf() -> None:
     spec = {"turn": BoundedArraySpec((), np.int64, 0, 1), "arms": (ArraySpec((3,), np.float32), ())}
     actions = draw(spec, 5)

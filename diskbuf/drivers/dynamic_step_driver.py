@@ -137,6 +137,7 @@ class DynamicStepDriver:
         if policy_state is None or (isinstance(policy_state, tuple) and not policy_state):
             policy_state = policy.get_initial_state(batch_size)
         self._has_gap = True
+        last = int(StepType.LAST)  # compares faster than the NumPy scalar
         steps = 0
         while steps < num_steps:
             action_step = policy.action(time_step, policy_state)
@@ -144,7 +145,7 @@ class DynamicStepDriver:
             row = from_transition(time_step, action_step, next_time_step)
             for observer in observers:
                 observer(row)
-            steps += batch_size - int(np.count_nonzero(time_step.step_type == StepType.LAST))
+            steps += batch_size - int(np.count_nonzero(time_step.step_type == last))
             time_step, policy_state = next_time_step, action_step.state
         self._has_gap = False
         return time_step, policy_state

@@ -135,12 +135,12 @@ class GymEnvironment:
 
     In the three autoreset modes:
 
+    - The environments of a plain `SyncVectorEnv` are stepped one by one, whatever its mode. Its own `step` isn't called.
     - NEXT_STEP, the default everywhere, is what diskbuf's boundary rows are made for.
-    - SAME_STEP and DISABLED are exact with a plain `SyncVectorEnv`, whose environments are stepped one by one while a
-      lane is between episodes. In any other vector environment a lane takes one step more there, which reaches no
-      row, and is reset once more with `options={"reset_mask": ...}`.
-    - In SAME_STEP Gymnasium resets before it hands out the final observation. Where that is exactly so (every case but
-      the plain `SyncVectorEnv`), an environment that reuses one array for its observations has overwritten it by then.
+    - In SAME_STEP and DISABLED a lane between two episodes takes one step that reaches no row, and is reset once more
+      with `options={"reset_mask": ...}`.
+    - In SAME_STEP Gymnasium resets an environment before it hands out the final observation. One that reuses one array
+      for all its observations has overwritten it by then.
 
     An exception from the vector environment passes through as it is; the next step or `current_time_step` then resets.
     (Gymnasium ends the process in which an `AsyncVectorEnv` failed, so that one has to be made again.)
@@ -173,6 +173,8 @@ class GymEnvironment:
         self._actions = Structure(self._action_spec)
         self._action_rules = _rules("action", self._action_spec, self._actions, self._batch_size)
         self._lanes = lanes_of(vector_env, self._observations)
+        self._mid = np.full(self._batch_size, StepType.MID)  # copied at each step, which is faster than filling
+        self._ones = np.ones(self._batch_size, np.float32)
         self._current: TimeStep | None = None
         self._ended: npt.NDArray[np.bool_] | None = None  # [B] lanes whose current time step is LAST, None if none
         self._is_open = True
@@ -260,14 +262,16 @@ class GymEnvironment:
                 path="reward",
             )
         reward = reward.astype(np.float32)
-        step_type = np.add(ended, StepType.MID, dtype=np.int32)  # MID + 1 is LAST
-        discount = np.subtract(1, terminated, dtype=np.float32)
+        step_type, discount = self._mid.copy(), self._ones.copy()
         if before is not None:
+            ended &= ~before
             step_type[before] = StepType.FIRST
             reward[before] = 0
-            discount[before] = 1
-            ended[before] = False
-        self._ended = ended if np.count_nonzero(ended) else None
+        self._ended = None
+        if np.count_nonzero(ended):
+            step_type[ended] = StepType.LAST
+            discount[np.logical_and(ended, terminated)] = 0
+            self._ended = ended
         self._current = TimeStep(step_type, reward, discount, observation)
         return self._current
 

@@ -1,0 +1,1 @@
+"""Readers: a buffer's rows as the datasets of a training framework."""

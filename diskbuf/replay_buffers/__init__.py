@@ -1,0 +1,1 @@
+"""Replay buffers: the API over the store."""

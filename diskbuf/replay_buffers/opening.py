@@ -1,0 +1,257 @@
+"""Making, continuing and opening the stores behind buffers: what must agree, and what to say when it doesn't."""
+
+import dataclasses
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import diskbuf
+from diskbuf import specs
+from diskbuf.errors import OptionError, StoreCorruptError, StoreExistsError, StoreMismatchError
+from diskbuf.options import StoreOptions
+from diskbuf.replay_buffers.items import ItemFormat
+from diskbuf.store.header import LiveHeader
+from diskbuf.store.layout import rows_per_chunk
+from diskbuf.store.manifest import ZARR_JSON, Manifest, read_manifest
+from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, Leaf, Store
+from diskbuf.store.writing import WritableStore, create_store, lock_store
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreRequest:
+    """What a buffer wants its store to be.
+
+    Attributes:
+        kind: Which buffer asks.
+        format: Its items.
+        max_length: Longest window, None for no limit.
+        keep_history: Whether rows that leave the window stay on disk.
+        metadata: JSON to keep with the store; None keeps what is there.
+        options: How it is laid out and synced.
+        is_private: Whether the store goes with its buffer, so that nothing needs to be synced.
+    """
+
+    kind: str
+    format: ItemFormat
+    max_length: int | None
+    keep_history: bool
+    metadata: Any
+    options: StoreOptions
+    is_private: bool
+
+    def __post_init__(self) -> None:
+        try:
+            json.dumps(self.metadata, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"metadata must be a JSON value, got {self.metadata!r} ({error}).") from error
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Returns a path to a store.
+
+    Raises:
+        OptionError: When it isn't one on a local file system.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(f"path must be a str or a path, got {path!r}.")
+    text = os.fspath(path)
+    if "://" in text:
+        raise OptionError(f"path must be on a local file system, got {text!r}. Copy the store to a local folder first.")
+    if not text:
+        raise OptionError("path must name a folder, got ''. Leave it out for a temporary store.")
+    return Path(text)
+
+
+def leaves_of(item_format: ItemFormat) -> list[Leaf]:
+    """The leaves of a spec as the store knows them."""
+    structure = item_format.structure
+    return [
+        Leaf(path=path, file_path=file_path, dtype=spec.dtype, shape=spec.shape)
+        for path, file_path, spec in zip(structure.paths, structure.file_paths, item_format.specs, strict=True)
+    ]
+
+
+def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w-"], trim: bool) -> WritableStore:
+    """Creates a store, or continues the one that is there.
+
+    Args:
+        path: The store's folder.
+        request: What the store must be.
+        mode: "a" creates or continues, "w-" only creates.
+        trim: Whether a smaller max_length may let the oldest rows go.
+
+    Returns:
+        The store, locked for writing.
+
+    Raises:
+        StoreExistsError: When the path is taken by something else, or mode is "w-".
+        StoreLockedError: When another process writes it.
+        StoreMismatchError: When it was made with another spec, lanes or kind.
+        StoreFormatError: When this version can't read it.
+        StoreCorruptError: When one of its files is missing, short or unreadable.
+        OSError: When a file can't be made.
+    """
+    is_store = (path / ZARR_JSON).exists()
+    if not is_store or mode == "w-":
+        _check_free(path, mode)
+    lock = lock_store(path)
+    try:
+        if (path / ZARR_JSON).exists():
+            if mode == "w-":
+                raise _taken(path, "a store")
+            manifest = read_manifest(path)
+            _check_agrees(path, manifest, request, trim=trim)
+        else:
+            _check_unused(path)
+            create_store(path, leaves_of(request.format), _new_manifest(request), sync=not request.is_private)
+        return WritableStore(
+            path,
+            leaves_of(request.format),
+            lock=lock,
+            options=request.options,
+            max_length=request.max_length,
+            metadata=request.metadata,
+            package_version=diskbuf.__version__,
+            is_durable=not request.is_private,
+        )
+    except BaseException:
+        lock.close()
+        raise
+
+
+def open_existing(
+    path: Path, *, kind: str, is_writable: bool, reads_history: bool, options: StoreOptions
+) -> tuple[Store, ItemFormat]:
+    """Opens a store from its path alone.
+
+    Args:
+        path: The store's folder.
+        kind: Which buffer asks.
+        is_writable: Whether to open it for writing.
+        reads_history: Whether rows that have left the window count.
+        options: How it is synced when written to.
+
+    Returns:
+        The store and the format of its items.
+
+    Raises:
+        StoreNotFoundError: When there is no store; nothing is made.
+        StoreMismatchError: When another kind of buffer made it.
+        StoreLockedError: When it is to be written and another process does.
+        StoreFormatError: When this version can't read it.
+        StoreCorruptError: When one of its files is missing, short or unreadable.
+    """
+    manifest = read_manifest(path)
+    if manifest.kind != kind:
+        raise StoreMismatchError(f"store {path} must be of kind {kind!r}, got {manifest.kind!r}.", path=str(path))
+    item_format = ItemFormat(specs.from_json(manifest.spec), manifest.batch_size)
+    leaves = leaves_of(item_format)
+    if not is_writable:
+        return Store(path, leaves, reads_history=reads_history), item_format
+    lock = lock_store(path)
+    try:
+        store = WritableStore(
+            path,
+            leaves,
+            lock=lock,
+            options=options,
+            max_length=read_manifest(path).max_length,
+            package_version=diskbuf.__version__,
+            reads_history=reads_history,
+        )
+    except BaseException:
+        lock.close()
+        raise
+    return store, item_format
+
+
+def _new_manifest(request: StoreRequest) -> Manifest:
+    ring_length = None if request.keep_history else request.max_length
+    lanes = request.format.batch_size
+    chunk_rows = {}
+    for leaf in leaves_of(request.format):
+        row_bytes = lanes * leaf.dtype.itemsize
+        for length in leaf.shape:
+            row_bytes *= length
+        chunk_rows[leaf.file_path] = rows_per_chunk(
+            row_bytes, chunk_bytes=request.options.chunk_bytes, ring_length=ring_length
+        )
+    return Manifest(
+        kind=request.kind,
+        spec=specs.to_json(request.format.data_spec),
+        batch_size=lanes,
+        max_length=request.max_length,
+        keep_history=request.keep_history,
+        chunk_rows=chunk_rows,
+        generation=0,
+        first_id=0,
+        next_id=0,
+        runs=(),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        metadata=request.metadata,
+        package_version=diskbuf.__version__,
+    )
+
+
+def _check_free(path: Path, mode: str) -> None:
+    """A new store goes into a folder that is missing, empty, or left by a creation that was killed."""
+    if path.is_dir():
+        names = {entry.name for entry in os.scandir(path)}
+        if ZARR_JSON in names and mode == "w-":
+            raise _taken(path, "a store")
+        if names and STATE_FOLDER not in names:
+            raise _taken(path, "files that are not a store's")
+    elif path.exists() or path.is_symlink():
+        raise _taken(path, "a file")
+
+
+def _taken(path: Path, what: str) -> StoreExistsError:
+    return StoreExistsError(
+        f"cannot create a store at {path}: the path holds {what}. Choose another path, or mode='a' to continue a store.",
+        path=str(path),
+    )
+
+
+def _check_unused(path: Path) -> None:
+    """Refuses to make a store over one that has rows but lost its manifest."""
+    header_path = path / STATE_FOLDER / HEADER_FILE
+    if not header_path.exists():
+        return
+    header = LiveHeader(header_path, writable=False)
+    try:
+        durable = header.durable
+        has_rows = header.live.next_id > 0 or (durable is not None and durable.next_id > 0)
+    finally:
+        header.close()
+    if has_rows:
+        raise StoreCorruptError(
+            f"{path / ZARR_JSON} must hold the store's manifest, but is missing while the store has rows. Restore that file.",
+            path=str(path / ZARR_JSON),
+        )
+
+
+def _check_agrees(path: Path, manifest: Manifest, request: StoreRequest, *, trim: bool) -> None:
+    found = []
+    if manifest.kind != request.kind:
+        found.append(f"kind: the store has {manifest.kind!r}, the buffer {request.kind!r}")
+    found += specs.differences(specs.from_json(manifest.spec), request.format.data_spec)
+    if manifest.batch_size != request.format.batch_size:
+        found.append(f"batch_size: the store has {manifest.batch_size}, the buffer {request.format.batch_size}")
+    if manifest.keep_history != request.keep_history:
+        found.append(f"keep_history: the store has {manifest.keep_history}, the buffer {request.keep_history}")
+    advice = "Use the store's own, or another path."
+    length, wanted = manifest.max_length, request.max_length
+    if wanted is not None and (length is None or wanted < length) and not trim:
+        found.append(f"max_length: the store has {length}, the buffer {wanted}, which would let rows go")
+        if len(found) == 1:
+            advice = "Use the store's own or a larger one, or trim=True to let the oldest rows go."
+    if found:
+        raise StoreMismatchError(
+            f"cannot continue {path}: it must have been made as asked for, but differs:\n  "
+            + "\n  ".join(found)
+            + f"\n{advice}",
+            path=str(path),
+            differences=found,
+        )

@@ -1,0 +1,678 @@
+"""The uniform replay buffer: TF-Agents' replay-buffer API over a store on disk."""
+
+import contextlib
+import operator
+import os
+import secrets
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from types import TracebackType
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diskbuf import plan, specs
+from diskbuf.errors import ClosedError, EmptyBufferError, OptionError, ReadOnlyError, WindowError
+from diskbuf.options import StoreOptions
+from diskbuf.replay_buffers.items import ItemFormat
+from diskbuf.replay_buffers.opening import StoreRequest, local_path, open_existing, open_for_writing
+from diskbuf.store.reading import Store
+from diskbuf.store.writing import WritableStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import tensorflow as tf
+
+_KIND = "uniform"
+_GET_NEXT_STREAM = 0
+
+
+class BufferInfo(NamedTuple):
+    """What `get_next` says of a sample.
+
+    Attributes:
+        ids: int64 step ids, of the shape of the sample without the columns' own axes.
+        probabilities: float32 probability of each sequence, [] or [sample_batch_size].
+    """
+
+    ids: Any
+    probabilities: Any
+
+
+class UniformReplayBuffer:
+    """A replay buffer on disk: steps of `batch_size` lanes are appended, sequences are sampled uniformly.
+
+    It survives restarts and kill -9: every step whose `add_batch` returned is there at the next opening. The window
+    holds the newest `max_length` steps of each lane. Everything takes and returns numpy; tensors are accepted as input.
+    Samples are copies. One thread adds at a time, any number sample meanwhile; other processes read with
+    `diskbuf.open`.
+
+        >>> import numpy as np
+        >>> spec = {"observation": specs.ArraySpec([3], "float32"), "reward": specs.ArraySpec([], "float32")}
+        >>> with UniformReplayBuffer(spec, batch_size=2, max_length=100, seed=7) as buffer:
+        ...     for t in range(5):
+        ...         buffer.add_batch({"observation": np.full([2, 3], t, "float32"), "reward": np.full([2], t, "float32")})
+        ...     items, info = buffer.get_next(sample_batch_size=4, num_steps=2)
+        >>> items["observation"].shape, bool((items["reward"] == info.ids).all())
+        ((4, 2, 3), True)
+
+    Args:
+        data_spec: Nest of ArraySpec for one step of one lane; also TensorFlow's or TF-Agents' specs and Gymnasium
+            spaces.
+        batch_size: Number of lanes B, at least 1.
+        max_length: Most steps of a lane in the window; None keeps everything in it.
+        path: The store's folder; None makes a private temporary store that is removed at close.
+        mode: "a" creates a store or continues the one that is there, "w-" only creates.
+        keep_history: Whether steps that leave the window stay on disk, for `diskbuf.open(path, history=True)`.
+        metadata: Any JSON value to keep with the store; None keeps what is there.
+        seed: Makes samples repeatable; None draws a seed.
+        dataset_drop_remainder: Whether a deterministic pass leaves out the batches and windows that come out short.
+        dataset_window_shift: Steps between the starts of a deterministic pass's windows; None is `num_steps`.
+        options: How the store is laid out and synced.
+        trim: Whether a `max_length` smaller than the store's may let the oldest steps go.
+
+    Raises:
+        SpecError: When data_spec is not a nest of specs.
+        OptionError: When an argument is outside its rule.
+        StoreExistsError: When the path is taken by something else, or mode is "w-".
+        StoreLockedError: When another process writes the store.
+        StoreMismatchError: When the store was made with another spec, lanes or kind, or a larger max_length.
+        StoreFormatError: When a newer version wrote the store.
+        StoreCorruptError: When one of its files is missing, short or unreadable.
+        OSError: When a file can't be made.
+    """
+
+    def __init__(
+        self,
+        data_spec: Any,
+        batch_size: int = 1,
+        max_length: int | None = 1000,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        mode: Literal["a", "w-"] = "a",
+        keep_history: bool = False,
+        metadata: Any = None,
+        seed: int | None = None,
+        dataset_drop_remainder: bool = False,
+        dataset_window_shift: int | None = None,
+        options: StoreOptions | None = None,
+        trim: bool = False,
+    ) -> None:
+        if mode not in ("a", "w-"):
+            raise OptionError(
+                f"mode must be 'a' (create or continue) or 'w-' (only create), got {mode!r}. To read, use diskbuf.open."
+            )
+        request = StoreRequest(
+            kind=_KIND,
+            format=ItemFormat(specs.as_spec(data_spec), count("batch_size", batch_size)),
+            max_length=None if max_length is None else count("max_length", max_length),
+            keep_history=flag("keep_history", keep_history),
+            metadata=metadata,
+            options=_options(options),
+            is_private=path is None,
+        )
+        self._set_reading(
+            seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
+        )
+        folder = Path(tempfile.mkdtemp(prefix="diskbuf-")) if path is None else local_path(path)
+        self._remove: Callable[[], object] = (
+            weakref.finalize(self, _remove_private, folder, os.getpid()) if path is None else _nothing
+        )
+        try:
+            store = open_for_writing(folder, request, mode=mode, trim=flag("trim", trim))
+        except BaseException:
+            self._remove()
+            raise
+        self._set_store(store, request.format)
+
+    @classmethod
+    def _of_store(
+        cls,
+        store: Store,
+        item_format: ItemFormat,
+        *,
+        seed: int | None,
+        dataset_drop_remainder: bool,
+        dataset_window_shift: int | None,
+    ) -> Self:
+        buffer = cls.__new__(cls)
+        buffer._set_reading(
+            seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
+        )
+        buffer._remove = _nothing
+        buffer._set_store(store, item_format)
+        return buffer
+
+    def _set_reading(self, seed: int | None, *, dataset_drop_remainder: bool, dataset_window_shift: int | None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
+            raise OptionError(f"seed must be an int or None, got {seed!r}.")
+        self._seed = secrets.randbits(63) if seed is None else int(seed)
+        self._streams = _GET_NEXT_STREAM
+        self._stream = plan.UniformStream(plan.derive_seed(self._seed, _GET_NEXT_STREAM))
+        self._drop_remainder = flag("dataset_drop_remainder", dataset_drop_remainder)
+        self._window_shift = (
+            None if dataset_window_shift is None else count("dataset_window_shift", dataset_window_shift)
+        )
+
+    def _set_store(self, store: Store, item_format: ItemFormat) -> None:
+        self._store: Store | None = store
+        self._writer = store if isinstance(store, WritableStore) else None
+        self._format = item_format
+        self._path = store.path
+        self._length = store.manifest.max_length
+        self._metadata = store.manifest.metadata
+
+    # ---- what it is
+
+    @property
+    def data_spec(self) -> Any:
+        """Nest of ArraySpec for one step of one lane."""
+        return self._format.data_spec
+
+    @property
+    def batch_size(self) -> int:
+        """Number of lanes B."""
+        return self._format.batch_size
+
+    @property
+    def max_length(self) -> int | None:
+        """Most steps of a lane in the window, None for no limit."""
+        return self._length
+
+    @property
+    def capacity(self) -> int | None:
+        """Most steps of all lanes in the window, None for no limit."""
+        return None if self._length is None else self._length * self.batch_size
+
+    @property
+    def path(self) -> Path:
+        """The store's folder."""
+        return self._path
+
+    @property
+    def metadata(self) -> Any:
+        """The JSON value kept with the store."""
+        return self._metadata
+
+    @property
+    def first_id(self) -> int:
+        """Id of the oldest step in the window; equal to `next_id` when it is empty."""
+        return self._opened().window()[0]
+
+    @property
+    def next_id(self) -> int:
+        """Id that the next step will get."""
+        return self._opened().window()[1]
+
+    def num_frames(self) -> int:
+        """Returns how many steps of all lanes are in the window."""
+        first_id, next_id = self._opened().window()
+        return (next_id - first_id) * self.batch_size
+
+    def __repr__(self) -> str:
+        state = "closed" if self._store is None else "writable" if self._writer is not None else "read-only"
+        return f"<UniformReplayBuffer {self._path} ({state}), batch_size={self.batch_size}, max_length={self._length}>"
+
+    # ---- adding
+
+    def add_batch(self, items: Any) -> None:
+        """Adds one step of every lane. When this returns, the step survives the process.
+
+        Args:
+            items: Nest like `data_spec` with leaves [B, *shape] of the spec's dtypes, arrays or tensors; copied.
+
+        Raises:
+            SpecError: When structure, dtype, rank, lanes or shape don't fit; nothing was added.
+            ReadOnlyError: When the buffer was opened for reading, or in another process.
+            ClosedError: After `close`.
+            OSError: When the disk is full; nothing was added, and adding goes on when there is room.
+        """
+        writer = self._writer
+        if writer is None:
+            raise self._not_writable()
+        writer.append(self._format.rows(items))
+
+    def extend(self, items: Any) -> None:
+        """Adds T steps of every lane, as T calls of `add_batch` would.
+
+        Args:
+            items: Nest like `data_spec` with leaves [B, T, *shape]; copied.
+
+        Raises:
+            SpecError: As `add_batch`, or when leaves differ in T; nothing was added.
+            ReadOnlyError: When the buffer was opened for reading, or in another process.
+            ClosedError: After `close`.
+            OSError: When the disk is full; nothing was added.
+        """
+        writer = self._writer
+        if writer is None:
+            raise self._not_writable()
+        leaves, steps = self._format.sequences(items)
+        writer.extend(leaves, steps)
+
+    def clear(self) -> None:
+        """Empties the window. Ids go on counting; a store that keeps history keeps the rows.
+
+        Raises:
+            ReadOnlyError: When the buffer was opened for reading.
+            ClosedError: After `close`.
+        """
+        writer = self._writer
+        if writer is None:
+            raise self._not_writable()
+        writer.clear()
+
+    # ---- reading
+
+    def get_next(
+        self, sample_batch_size: int | None = None, num_steps: int | None = None, time_stacked: bool = True
+    ) -> tuple[Any, BufferInfo]:
+        """Samples steps or sequences, uniform over all lanes and all ids at which a sequence may start.
+
+        A sequence is consecutive ids of one lane, and never spans a restart of the writer.
+
+        Args:
+            sample_batch_size: Sequences S to a sample; None for one without a batch axis.
+            num_steps: Steps T of a sequence; None for single steps without a time axis.
+            time_stacked: Whether a sequence is one array with a time axis, or a tuple of T items.
+
+        Returns:
+            (items, info): items like `data_spec` with leaves [*shape], [S, *shape], [T, *shape] or [S, T, *shape],
+            freshly allocated, or a tuple of T of the first two; info.ids of the same leading shape or a tuple,
+            info.probabilities [] or [S].
+
+        Raises:
+            EmptyBufferError: When the window is empty.
+            WindowError: When no run has num_steps steps in the window.
+            OptionError: When an argument is outside its rule.
+            ClosedError: After `close`.
+        """
+        size = None if sample_batch_size is None else count("sample_batch_size", sample_batch_size)
+        steps = None if num_steps is None else count("num_steps", num_steps)
+        draws = self._stream.next(1 if size is None else size)
+        leaves, info = self.sample(draws, num_steps=steps)
+        ids, probabilities = info
+        if size is None:
+            leaves = [leaf.reshape(leaf.shape[1:]) for leaf in leaves]
+            ids, probabilities = ids.reshape(ids.shape[1:]), probabilities.reshape(())
+        if steps is None or time_stacked:
+            return self._format.structure.unflatten(leaves), BufferInfo(ids, probabilities)
+        axis = 0 if size is None else 1
+        items = tuple(
+            self._format.structure.unflatten(
+                [leaf.take(step, axis).reshape(_without(leaf.shape, axis)) for leaf in leaves]
+            )
+            for step in range(steps)
+        )
+        return items, BufferInfo(tuple(ids.take(step, axis) for step in range(steps)), probabilities)
+
+    def sample(self, draws: NDArray[np.float64], *, num_steps: int | None) -> tuple[list[NDArray[Any]], BufferInfo]:
+        """Samples what given random numbers choose: the part of `get_next` that readers share.
+
+        Args:
+            draws: [S] float64 in [0, 1).
+            num_steps: Steps T of a sequence; None for single steps without a time axis.
+
+        Returns:
+            (leaves, info): the columns in the spec's order, [S, *shape] or [S, T, *shape]; ids [S] or [S, T],
+            probabilities [S].
+
+        Raises:
+            EmptyBufferError: When the window is empty.
+            WindowError: When no run has num_steps steps in the window.
+            ClosedError: After `close`.
+        """
+        store = self._opened()
+        lanes = self._format.batch_size
+        while True:
+            first_id, next_id = store.window()
+            starts = plan.sequence_starts(first_id, next_id, num_steps=num_steps or 1, runs=store.runs)
+            if not starts.count:
+                raise self._too_few(first_id, next_id, num_steps or 1)
+            rows = plan.draw_rows(draws, starts, lanes=lanes)
+            if num_steps is not None:
+                rows = plan.sequence_rows(rows, num_steps=num_steps, lanes=lanes)
+            leaves = store.gather(first_id, rows)
+            if leaves is not None:
+                ids = rows // lanes
+                ids += first_id
+                probabilities = np.empty(len(draws), np.float32)
+                probabilities.fill(1.0 / (starts.count * lanes))
+                return leaves, BufferInfo(ids, probabilities)
+
+    def gather_all(self) -> Any:
+        """Returns everything in the window, oldest first.
+
+        Returns:
+            Nest like `data_spec` with leaves [B, T, *shape], T the steps in the window (0 when it is empty), freshly
+            allocated.
+
+        Raises:
+            ClosedError: After `close`.
+        """
+        store = self._opened()
+        while (leaves := store.read_range(*store.window())) is None:
+            pass  # the writer lapped the reading: read again
+        return self._format.structure.unflatten(leaves)
+
+    def read(self, ids: ArrayLike, lanes: ArrayLike) -> Any:
+        """Returns chosen steps.
+
+        Args:
+            ids: [*K] int step ids inside the window, in any order, repeats allowed.
+            lanes: [*K] lanes from 0 to B - 1, broadcast against ids.
+
+        Returns:
+            Nest like `data_spec` with leaves [*K, *shape], freshly allocated.
+
+        Raises:
+            WindowError: When an id is not in the window or a lane not one of the buffer's.
+            OptionError: When ids or lanes are not ints, or their shapes don't fit each other.
+            ClosedError: After `close`.
+        """
+        store = self._opened()
+        chosen, of_lane = _broadcast(_ints("ids", ids), _ints("lanes", lanes))
+        if of_lane.size and not (of_lane.min() >= 0 and of_lane.max() < self.batch_size):
+            raise WindowError(f"lanes must be from 0 to {self.batch_size - 1}, got {of_lane.min()} to {of_lane.max()}.")
+        while True:
+            first_id, next_id = store.window()
+            if chosen.size and not (chosen.min() >= first_id and chosen.max() < next_id):
+                raise WindowError(
+                    f"ids must be in the window [{first_id}, {next_id}), got {chosen.min()} to {chosen.max()}. "
+                    "Take them from first_id and next_id."
+                )
+            leaves = store.gather(first_id, (chosen - first_id) * self.batch_size + of_lane)
+            if leaves is not None:
+                return self._format.structure.unflatten(leaves)
+
+    def as_dataset(
+        self,
+        sample_batch_size: int | None = None,
+        num_steps: int | None = None,
+        num_parallel_calls: int | None = None,
+        sequence_preprocess_fn: "Callable[[Any], Any] | None" = None,
+        single_deterministic_pass: bool = False,
+    ) -> "tf.data.Dataset":
+        """Returns a `tf.data.Dataset` of (items, BufferInfo), structured like `data_spec`.
+
+        Without `single_deterministic_pass` it samples for ever as `get_next` does, each element from the window at its
+        moment. With it, every step is visited once: groups of `sample_batch_size` lanes one after the other, time
+        going forward, in windows of `num_steps` that start every `dataset_window_shift` steps and stay inside one run
+        of the writer. The window of ids is taken when the iterator is made. The last windows and the last group are
+        shorter, unless the buffer was made with `dataset_drop_remainder`.
+
+        Args:
+            sample_batch_size: Sequences to an element, in a pass lanes to an element; None for no batch axis.
+            num_steps: Steps of a sequence; None for single steps without a time axis.
+            num_parallel_calls: Elements to read in parallel; None for one at a time.
+            sequence_preprocess_fn: Applied to the items of each sequence before they are batched; must keep their
+                structure, dtypes and rank. Not with `single_deterministic_pass`, as in TF-Agents.
+            single_deterministic_pass: Whether to visit every step once, in order.
+
+        Returns:
+            The dataset. A failure while it is read (an empty buffer) is a `tf.errors.OpError` with the message.
+
+        Raises:
+            SpecError: When data_spec contains lists, which TensorFlow takes for tensors, or sequence_preprocess_fn
+                returns another structure.
+            WindowError: When num_steps can't be had.
+            OptionError: When an argument is outside its rule, or all data would be dropped.
+            NotImplementedError: For sequence_preprocess_fn with a deterministic pass.
+            ClosedError: After `close`.
+        """
+        from diskbuf.readers import tf_data  # imports TensorFlow
+
+        size = None if sample_batch_size is None else count("sample_batch_size", sample_batch_size)
+        steps = None if num_steps is None else count("num_steps", num_steps)
+        elements = tf_data.Elements(data_spec=self.data_spec, batch_size=size, num_steps=steps, info=BufferInfo)
+        if flag("single_deterministic_pass", single_deterministic_pass):
+            if sequence_preprocess_fn is not None:
+                raise NotImplementedError(
+                    "sequence_preprocess_fn is not supported with single_deterministic_pass. Use Dataset.map."
+                )
+            request = plan.PassRequest(
+                sample_batch_size=size,
+                num_steps=steps,
+                window_shift=self._window_shift,
+                drop_remainder=self._drop_remainder,
+            )
+            self._check_pass(request)
+            return tf_data.pass_dataset(elements, lambda: self._read_pass(request), is_exact=self._drop_remainder)
+        self._check_steps(steps or 1)
+        self._streams += 1
+        seed = plan.derive_seed(self._seed, self._streams)
+
+        def sample(batch: int) -> list[NDArray[Any]]:
+            draws = plan.uniforms(seed, batch, batches=1, count=size or 1)[0]
+            leaves, info = self.sample(draws, num_steps=steps)
+            return [*leaves, info.ids, info.probabilities]
+
+        return tf_data.random_dataset(
+            elements, sample, num_parallel_calls=num_parallel_calls, sequence_preprocess_fn=sequence_preprocess_fn
+        )
+
+    def _check_pass(self, request: plan.PassRequest) -> None:
+        size, steps = request.sample_batch_size or 1, request.num_steps or 1
+        if not request.drop_remainder:
+            return
+        if size > self.batch_size:
+            raise OptionError(
+                f"sample_batch_size must be at most the {self.batch_size} lanes when dataset_drop_remainder is set, got {size}: "
+                "ALL data will be dropped by the deterministic dataset. Make it smaller."
+            )
+        if self._length is not None and steps > self._length:
+            raise OptionError(
+                f"num_steps must be at most max_length, {self._length}, when dataset_drop_remainder is set, got {steps}: "
+                "ALL data will be dropped by the deterministic dataset. Make it smaller."
+            )
+
+    def _read_pass(self, request: plan.PassRequest) -> Iterator[list[NDArray[Any]]]:
+        """Yields the leaves and ids of each element of a pass over the window of this moment."""
+        store = self._opened()
+        window = store.window()
+        if window[0] == window[1]:
+            raise self._too_few(*window, 1)
+        for ids, lanes in plan.pass_batches(*window, lanes=self.batch_size, request=request, runs=store.runs):
+            first_id = int(ids.min())
+            leaves = self._opened().gather(first_id, (ids - first_id) * self.batch_size + lanes)
+            if leaves is None:
+                raise WindowError(
+                    f"ids from {first_id} must stay in the window while a deterministic pass reads them, but were evicted. "
+                    "Stop adding meanwhile, or use a larger max_length."
+                )
+            yield [*leaves, ids]
+
+    # ---- keeping
+
+    def flush(self) -> None:
+        """Brings everything added so far to the disk, so that it survives a power cut.
+
+        Raises:
+            ReadOnlyError: When the buffer was opened for reading.
+            ClosedError: After `close`.
+            OSError: When something can't be written; what was on the disk before still is.
+        """
+        if self._writer is None:
+            raise self._not_writable()
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and closes; a private store is removed. Closing twice is fine.
+
+        Raises:
+            OSError: When the flush fails; the buffer is closed all the same.
+        """
+        store, self._store, self._writer = self._store, None, None
+        try:
+            if store is not None:
+                store.close()
+        finally:
+            self._remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- what can be wrong
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise ClosedError(f"buffer {self._path} must be open, but was closed. Open it again with diskbuf.open.")
+        return self._store
+
+    def _not_writable(self) -> ReadOnlyError | ClosedError:
+        with contextlib.suppress(ClosedError):
+            self._opened()
+            return ReadOnlyError(
+                f"buffer {self._path} must be open for writing, but was opened with mode='r'. Open it with mode='r+'."
+            )
+        return ClosedError(f"buffer {self._path} must be open, but was closed. Open it again with mode='r+'.")
+
+    def _too_few(self, first_id: int, next_id: int, num_steps: int) -> WindowError:
+        if first_id == next_id:
+            return EmptyBufferError(f"buffer {self._path} must hold steps to be sampled, but is empty. Add some first.")
+        return WindowError(
+            f"num_steps must be at most the {self._longest_run(first_id, next_id)} consecutive ids of a run in the window "
+            f"[{first_id}, {next_id}), got {num_steps}."
+        )
+
+    def _longest_run(self, first_id: int, next_id: int) -> int:
+        pieces = plan.segments(first_id, next_id, runs=self._opened().runs)
+        return max((high - low for low, high in pieces), default=0)
+
+    def _check_steps(self, num_steps: int) -> None:
+        """Refuses at the call what no element could ever hold. A writable buffer may still grow."""
+        first_id, next_id = self._opened().window()
+        if self._writer is None and self._longest_run(first_id, next_id) < num_steps:
+            raise self._too_few(first_id, next_id, num_steps)
+        if self._length is not None and num_steps > self._length:
+            raise WindowError(f"num_steps must be at most max_length, {self._length}, got {num_steps}.")
+
+
+def open(  # noqa: A001 - the module's own open, as zarr.open and h5py's are
+    path: str | os.PathLike[str],
+    mode: Literal["r", "r+"] = "r",
+    history: bool = False,
+    *,
+    seed: int | None = None,
+    dataset_drop_remainder: bool = False,
+    dataset_window_shift: int | None = None,
+    options: StoreOptions | None = None,
+) -> UniformReplayBuffer:
+    """Opens an existing store from its path alone.
+
+    Reading needs no write permission, leaves nothing behind, and sees the steps of a writer in another process at once.
+
+    Args:
+        path: The store's folder.
+        mode: "r" to read, "r+" to also add.
+        history: Whether to read from the oldest step still on disk, where the store keeps history.
+        seed: Makes samples repeatable; None draws a seed.
+        dataset_drop_remainder: As in `UniformReplayBuffer`.
+        dataset_window_shift: As in `UniformReplayBuffer`.
+        options: How it is synced when written to.
+
+    Returns:
+        The buffer.
+
+    Raises:
+        StoreNotFoundError: When there is no store; none is made.
+        StoreLockedError: When mode is "r+" and another process writes it.
+        StoreMismatchError: When another kind of buffer made it.
+        StoreFormatError: When a newer version wrote it.
+        StoreCorruptError: When one of its files is missing, short or unreadable.
+        OptionError: When an argument is outside its rule.
+    """
+    if mode not in ("r", "r+"):
+        raise OptionError(
+            f"mode must be 'r' (read) or 'r+' (read and add), got {mode!r}. To create a store, use UniformReplayBuffer."
+        )
+    store, item_format = open_existing(
+        local_path(path),
+        kind=_KIND,
+        is_writable=mode == "r+",
+        reads_history=flag("history", history),
+        options=_options(options),
+    )
+    return UniformReplayBuffer._of_store(
+        store,
+        item_format,
+        seed=seed,
+        dataset_drop_remainder=dataset_drop_remainder,
+        dataset_window_shift=dataset_window_shift,
+    )
+
+
+def count(name: str, value: Any) -> int:
+    """Returns an argument that counts something.
+
+    Raises:
+        OptionError: When it isn't an int of at least 1.
+    """
+    if type(value) is int and value >= 1:
+        return value
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if isinstance(value, bool) or number < 1:
+        raise OptionError(f"{name} must be an int of at least 1, got {value!r}.")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """Returns an argument that says yes or no.
+
+    Raises:
+        OptionError: When it isn't a bool.
+    """
+    if not isinstance(value, bool | np.bool):
+        raise OptionError(f"{name} must be True or False, got {value!r}.")
+    return bool(value)
+
+
+def _options(options: StoreOptions | None) -> StoreOptions:
+    if options is None:
+        return StoreOptions()
+    if not isinstance(options, StoreOptions):
+        raise OptionError(f"options must be a diskbuf.StoreOptions, got {options!r}.")
+    return options
+
+
+def _ints(name: str, value: ArrayLike) -> NDArray[np.int64]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise OptionError(f"{name} must be ints, got {array.dtype}.")
+    return array.astype(np.int64)
+
+
+def _broadcast(ids: NDArray[np.int64], lanes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    try:
+        chosen, of_lane = np.broadcast_arrays(ids, lanes)
+    except ValueError as error:
+        raise OptionError(
+            f"ids and lanes must have shapes that fit each other, got {ids.shape} and {lanes.shape}."
+        ) from error
+    return chosen, of_lane
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _remove_private(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:  # not from a forked child
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Stores on disk: columns, chunks and files. Knows no reinforcement learning and no TensorFlow."""

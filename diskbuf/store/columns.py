@@ -1,0 +1,322 @@
+"""Columns: the rows of one leaf, read and written through its chunk files. Two executors of one contract.
+
+`MappedColumn` maps the chunk files side by side and reads with one `numpy.take`. `FileColumn` reads and writes them
+one call a row, needs no address space, and is the plain one that the other is tested against.
+"""
+
+import abc
+import collections
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf.errors import StoreCorruptError
+from diskbuf.store.layout import ColumnLayout, page_multiple
+from diskbuf.store.mapping import Reservation
+
+PWRITE_ROW_BYTES = 4096
+"""From this row size on, fresh pages are filled faster by pwrite, which makes them in large folios without a fault each."""
+
+GROWING_RESERVATION_BYTES = 2**36
+"""Address space that a column which is never overwritten reserves at first; it doubles when that is used up."""
+
+_ALIGNED_BYTES = 2**16
+_ALIGNMENT = 64
+
+
+class Tail(Protocol):
+    """Where the writer puts rows: an array, or something that is assigned to like one."""
+
+    def __setitem__(self, row: int | slice, rows: NDArray[Any]) -> None:
+        """Writes [lanes, *shape] at a row, or [n, lanes, *shape] at a slice of rows."""
+
+
+class PwriteTail:
+    """Assignments that become pwrite calls."""
+
+    def __init__(self, descriptor: int, *, offset: int, row_bytes: int) -> None:
+        self._descriptor = descriptor
+        self._offset = offset
+        self._row_bytes = row_bytes
+
+    def __setitem__(self, row: int | slice, rows: NDArray[Any]) -> None:
+        start = row.start if isinstance(row, slice) else row
+        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+        offset = self._offset + start * self._row_bytes
+        while data:  # a full disk or a signal can cut a write short
+            written = os.pwrite(self._descriptor, data, offset)
+            data = data[written:]
+            offset += written
+
+
+class Column(abc.ABC):
+    """The rows of one leaf, ``[T, lanes, *shape]``.
+
+    Reading needs the chunk attached. Nothing here knows which ids are in the window: a caller who reads rows that are
+    being overwritten gets mixed bytes, and has to check afterwards.
+
+    Args:
+        layout: How the column is cut into chunks.
+        folder: Where its chunk files are.
+        writable: Whether rows are written through it.
+    """
+
+    def __init__(self, layout: ColumnLayout, folder: Path, *, writable: bool) -> None:
+        self.layout = layout
+        self.folder = folder
+        self.writable = writable
+        self.attached: dict[int, int] = {}  # slot: chunk
+
+    def chunk_path(self, chunk: int) -> Path:
+        """The file that holds a chunk."""
+        return self.folder / self.layout.file_name(chunk)
+
+    def slot(self, chunk: int) -> int:
+        """Where a chunk lies in a ring; chunks that are never overwritten lie at their own number."""
+        return chunk if self.layout.slots is None else chunk % self.layout.slots
+
+    @abc.abstractmethod
+    def attach(self, chunk: int) -> None:
+        """Makes a chunk's rows readable, and writable when the column is.
+
+        Raises:
+            FileNotFoundError: When the chunk has no file.
+            StoreCorruptError: When the file isn't a whole chunk.
+            OSError: When it can't be opened or mapped.
+        """
+
+    @abc.abstractmethod
+    def detach(self, chunk: int) -> None:
+        """Lets go of a chunk whose file is going away; its rows read as zeros or not at all from then on."""
+
+    @abc.abstractmethod
+    def offset(self, first_id: int) -> int:
+        """Returns the flat row, as `take` counts them, of an id's first lane."""
+
+    @abc.abstractmethod
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Copies rows in any order.
+
+        Args:
+            rows: [*K] flat rows ``offset(first_id) + (id - first_id) * lanes + lane``, of ids whose chunks are attached.
+
+        Returns:
+            [*K, *shape], freshly allocated.
+        """
+
+    @abc.abstractmethod
+    def read_span(self, first_id: int, count: int) -> NDArray[Any]:
+        """Returns the rows of `count` ids inside one chunk as [count, lanes, *shape]; may share memory with the file."""
+
+    @abc.abstractmethod
+    def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
+        """Returns where to write `count` ids from `first_id` on, all in one chunk that is attached and reserved.
+
+        Args:
+            first_id: Id of the tail's row 0.
+            count: Its length.
+            descriptor: The chunk's file, open for writing.
+            is_hot: Whether the chunk's pages are in memory and were written since they were last synced, so that
+                writing to the mapping faults on none of them.
+        """
+
+    def file_size_checked(self, descriptor: int, path: Path) -> None:
+        """Raises StoreCorruptError when an open chunk file isn't as long as a chunk."""
+        size = os.fstat(descriptor).st_size
+        if size != self.layout.chunk_bytes:
+            raise StoreCorruptError(
+                f"chunk file {path} of leaf {self.layout.path!r} must hold {self.layout.chunk_bytes} bytes, has {size}. Restore that file.",
+                path=str(path),
+            )
+
+
+class MappedColumn(Column):
+    """A column whose chunk files are mapped side by side, so that a gather is one `numpy.take`.
+
+    Where a chunk isn't whole pages, each starts at a page of its own and rows are gathered by chunk and row.
+
+    Args:
+        first_chunk: Of a column that is never overwritten: no chunk below it is ever attached.
+
+    Raises:
+        OSError: When the address space can't be had.
+    """
+
+    def __init__(self, layout: ColumnLayout, folder: Path, *, writable: bool, first_chunk: int = 0) -> None:
+        super().__init__(layout, folder, writable=writable)
+        self._pitch = page_multiple(max(1, layout.chunk_bytes))
+        self._is_flat = self._pitch == layout.chunk_bytes
+        self._lane_bytes = layout.lane_bytes
+        self._ring_rows = layout.ring_rows
+        self._first_chunk = first_chunk if layout.slots is None else 0
+        self._reserve(layout.slots or max(1, GROWING_RESERVATION_BYTES // self._pitch))
+
+    def _reserve(self, chunks: int) -> None:
+        layout = self.layout
+        reservation = Reservation(chunks * self._pitch)
+        shape = (chunks, layout.chunk_rows, layout.lanes, *layout.shape)
+        strides = (self._pitch, *_c_strides(shape[1:], layout.dtype.itemsize))
+        view: NDArray[Any] = np.ndarray(shape, layout.dtype, buffer=reservation.bytes(), strides=strides)
+        self._reservation = reservation
+        self._chunks = chunks
+        self._view = view
+        self._flat = view.reshape(chunks * layout.chunk_rows * layout.lanes, *layout.shape) if self._is_flat else view
+
+    def attach(self, chunk: int) -> None:
+        if self.layout.slots is None:
+            self._make_room(chunk)
+        path = self.chunk_path(chunk)
+        descriptor = os.open(path, os.O_RDWR if self.writable else os.O_RDONLY)
+        try:
+            self.file_size_checked(descriptor, path)
+            if self.layout.chunk_bytes:
+                self._reservation.map_file(
+                    self._position(chunk), descriptor, size=self.layout.chunk_bytes, writable=self.writable
+                )
+        finally:
+            os.close(descriptor)
+        self.attached[self.slot(chunk)] = chunk
+
+    def detach(self, chunk: int) -> None:
+        if self.attached.get(self.slot(chunk)) == chunk:
+            self._reservation.unmap(self._position(chunk), size=self._pitch)
+            del self.attached[self.slot(chunk)]
+
+    def _position(self, chunk: int) -> int:
+        """Where a chunk begins in the reservation, in bytes."""
+        return (self.slot(chunk) - self._first_chunk) * self._pitch
+
+    def _make_room(self, chunk: int) -> None:
+        """Moves to a larger reservation when a chunk lies behind the one there is. Arrays keep the old one alive."""
+        if chunk - self._first_chunk >= self._chunks:
+            attached = sorted(self.attached.values())
+            self._reserve(2 * (chunk + 1 - self._first_chunk))
+            for known in attached:
+                self.attach(known)
+
+    def offset(self, first_id: int) -> int:
+        ring_rows = self._ring_rows
+        row = first_id - self._first_chunk * self.layout.chunk_rows if ring_rows is None else first_id % ring_rows
+        return row * self.layout.lanes
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        if self._is_flat:
+            if rows.size * self._lane_bytes < _ALIGNED_BYTES:
+                return self._flat.take(rows, 0, mode="wrap")  # type: ignore[no-any-return]
+            out = aligned_empty((*rows.shape, *self.layout.shape), self.layout.dtype)
+            return self._flat.take(rows, 0, out=out, mode="wrap")
+        ids, lanes = np.divmod(rows, self.layout.lanes)
+        chunk, row = np.divmod(ids, self.layout.chunk_rows)
+        return self._view[chunk % self._chunks, row, lanes]  # type: ignore[no-any-return]
+
+    def read_span(self, first_id: int, count: int) -> NDArray[Any]:
+        chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)
+        return self._view[chunk, row : row + count]  # type: ignore[no-any-return]
+
+    def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
+        layout = self.layout
+        if layout.row_bytes >= PWRITE_ROW_BYTES and not is_hot:
+            return PwriteTail(
+                descriptor, offset=first_id % layout.chunk_rows * layout.row_bytes, row_bytes=layout.row_bytes
+            )
+        return self.read_span(first_id, count)
+
+
+class FileColumn(Column):
+    """A column that opens its chunk files as it needs them: no address space, one system call a row.
+
+    Descriptors are kept by slot, so that one that stays open through recycling shows what the mapping would show.
+    """
+
+    _MOST_OPEN = 16
+
+    def __init__(self, layout: ColumnLayout, folder: Path, *, writable: bool) -> None:
+        super().__init__(layout, folder, writable=writable)
+        self._open: collections.OrderedDict[int, _Descriptor] = collections.OrderedDict()
+
+    def attach(self, chunk: int) -> None:
+        self._open.pop(self.slot(chunk), None)
+        self._descriptor(chunk)
+        self.attached[self.slot(chunk)] = chunk
+
+    def detach(self, chunk: int) -> None:
+        self._open.pop(self.slot(chunk), None)
+        self.attached.pop(self.slot(chunk), None)
+
+    def _descriptor(self, chunk: int) -> "_Descriptor":
+        slot = self.slot(chunk)
+        found = self._open.get(slot)
+        if found is None:
+            path = self.chunk_path(chunk)
+            found = _Descriptor(path)
+            self.file_size_checked(found.number, path)
+            self._open[slot] = found
+            while len(self._open) > self._MOST_OPEN:
+                self._open.popitem(last=False)
+        return found
+
+    def offset(self, first_id: int) -> int:
+        return first_id * self.layout.lanes
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        layout = self.layout
+        out = aligned_empty((rows.size, *layout.shape), layout.dtype)
+        lane_bytes = layout.lane_bytes
+        raw = out.reshape(-1).view(np.uint8) if out.size else np.empty(0, np.uint8)
+        for position, row in enumerate(rows.reshape(-1).tolist()):
+            step, lane = divmod(row, layout.lanes)
+            chunk, inside = divmod(step, layout.chunk_rows)
+            target = memoryview(raw[position * lane_bytes : (position + 1) * lane_bytes])
+            self._read(chunk, (inside * layout.lanes + lane) * lane_bytes, target)
+        return out.reshape(*rows.shape, *layout.shape)
+
+    def _read(self, chunk: int, offset: int, target: memoryview) -> None:
+        if not target.nbytes:
+            return
+        descriptor = self._descriptor(chunk)
+        if os.preadv(descriptor.number, [target], offset) != target.nbytes:
+            self.file_size_checked(descriptor.number, self.chunk_path(chunk))
+
+    def read_span(self, first_id: int, count: int) -> NDArray[Any]:
+        layout = self.layout
+        out = aligned_empty((count, layout.lanes, *layout.shape), layout.dtype)
+        chunk, inside = divmod(first_id, layout.chunk_rows)
+        if out.size:
+            self._read(chunk, inside * layout.row_bytes, memoryview(out.reshape(-1).view(np.uint8)))
+        return out
+
+    def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
+        del count, is_hot
+        layout = self.layout
+        return PwriteTail(
+            descriptor, offset=first_id % layout.chunk_rows * layout.row_bytes, row_bytes=layout.row_bytes
+        )
+
+
+class _Descriptor:
+    """An open file that closes itself when nobody reads it any more."""
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Returns an uninitialised array on a 64-byte boundary, which TensorFlow takes without a copy."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = [itemsize]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides))

@@ -1,0 +1,75 @@
+"""File system calls that the store's durability rests on, one place for each: sync, replace, remove."""
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def sync_file(path: Path) -> None:
+    """Writes a file's data to the disk, whoever dirtied it. A file that is gone has nothing to sync."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        sync_descriptor(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_descriptor(descriptor: int) -> None:
+    """Writes an open file's data, and the size and extents needed to read it back, to the disk."""
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Writes a folder's entries (creations, renames, removals) to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
+    """Replaces a small file as a whole: after a crash at any moment it is the old one or the new one.
+
+    Args:
+        path: The file; its folder must exist.
+        data: Its new content.
+        sync: Whether it is on the disk, name and all, when this returns.
+
+    Raises:
+        OSError: When it can't be written; the old file stands.
+    """
+    temporary = temporary_of(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def temporary_of(path: Path) -> Path:
+    """Where `replace_file` prepares a file; a leftover of a killed process may be removed."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def boot_id() -> bytes:
+    """16 bytes that change whenever the machine starts, zeros where the system doesn't tell."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        return bytes.fromhex(text.strip().replace("-", ""))
+    except (OSError, ValueError):
+        return bytes(16)

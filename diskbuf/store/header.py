@@ -1,0 +1,163 @@
+"""The live header: one page, mapped by every process that has the store open, that says which ids exist.
+
+    word  0  magic               word  4  epoch: openings for writing; a reader that sees it change looks at everything anew
+    word  1  layout of the page  word  5  generation: how many times the store was cleared
+    word 2-3 boot id             word  6  floor: no id below it is in the window
+                                 word  7  next id: the commit. A step is there for every process once this has passed it
+    512, 1024                    the durable record, twice, written in turn: sequence, generation, floor, next id, crc
+
+The window follows from two words that only grow, so no moment shows half of a change: it is
+``[max(floor, next_id - max_length), next_id)``. The live words are true while the machine runs (they survive any
+process); after another start of the machine only the durable record is. A word is written by one aligned 8-byte store.
+"""
+
+import dataclasses
+import mmap
+import os
+import platform
+import struct
+import threading
+import zlib
+from pathlib import Path
+
+from diskbuf.errors import StoreCorruptError
+from diskbuf.store import files
+
+HEADER_BYTES = 4096
+EPOCH, GENERATION, FLOOR, NEXT = 4, 5, 6, 7
+_MAGIC = int.from_bytes(b"diskbuf1", "little")
+_PAGE_LAYOUT = 1
+_SLOTS = (512, 1024)
+_RECORD = struct.Struct("<qqqq")
+_CHECKSUM = struct.Struct("<I")
+_STORES_IN_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i386", "i686"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extent:
+    """Which ids a store holds: those from `floor` (no lower bound by length applied) up to `next_id`, exclusive."""
+
+    generation: int
+    floor: int
+    next_id: int
+
+
+class LiveHeader:
+    """The mapped header page of a store.
+
+    Args:
+        path: The header file.
+        writable: Whether this process may change it.
+
+    Attributes:
+        words: The page as 8-byte ints; read and written in place.
+        fence: Keeps what is read or written before it apart from what comes behind it, for other processors.
+
+    Raises:
+        FileNotFoundError: When there is none.
+        StoreCorruptError: When it isn't a whole header.
+    """
+
+    def __init__(self, path: Path, *, writable: bool) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        try:
+            size = os.fstat(self._descriptor).st_size
+            if size != HEADER_BYTES:
+                raise _corrupt(path, f"must hold {HEADER_BYTES} bytes, has {size}")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            self._page = mmap.mmap(self._descriptor, HEADER_BYTES, access=access)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self.words = memoryview(self._page).cast("q")
+        self.fence = _no_fence if _STORES_IN_ORDER else _fence
+        if (self.words[0], self.words[1]) != (_MAGIC, _PAGE_LAYOUT):
+            self.close()
+            raise _corrupt(path, "doesn't begin as a header of this version")
+
+    @staticmethod
+    def create(path: Path, extent: Extent, *, sync: bool) -> None:
+        """Writes a header file whose live words and durable record hold `extent`."""
+        page = bytearray(HEADER_BYTES)
+        struct.pack_into("<qq", page, 0, _MAGIC, _PAGE_LAYOUT)
+        page[16:32] = files.boot_id()
+        struct.pack_into("<qqqq", page, 32, 0, extent.generation, extent.floor, extent.next_id)
+        _pack_record(page, 0, extent)
+        files.replace_file(path, bytes(page), sync=sync)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the live words were written since this machine started."""
+        boot = files.boot_id()
+        return boot != bytes(16) and bytes(self._page[16:32]) == boot
+
+    @property
+    def live(self) -> Extent:
+        """The live words."""
+        return Extent(generation=self.words[GENERATION], floor=self.words[FLOOR], next_id=self.words[NEXT])
+
+    @property
+    def durable(self) -> Extent | None:
+        """The newest whole durable record, None when neither copy is whole."""
+        newest = self._newest_record()
+        return None if newest is None else newest[1]
+
+    def begin(self, extent: Extent) -> None:
+        """Makes `extent` the live one and this boot its boot; readers look at everything anew.
+
+        The epoch goes last: a reader of the new epoch sees the new words.
+        """
+        for word, value in ((GENERATION, extent.generation), (FLOOR, extent.floor), (NEXT, extent.next_id)):
+            self.words[word] = value
+        self._page[16:32] = files.boot_id()
+        self.fence()
+        self.words[EPOCH] += 1
+
+    def write_durable(self, extent: Extent, *, sync: bool) -> None:
+        """Records which ids are on the disk, over the older of the two copies, and syncs the page."""
+        newest = self._newest_record()
+        _pack_record(memoryview(self._page), 0 if newest is None else newest[0] + 1, extent)
+        if sync:
+            files.sync_descriptor(self._descriptor)
+
+    def close(self) -> None:
+        """Unmaps the page; the words stay on disk."""
+        self.words.release()
+        self._page.close()
+        os.close(self._descriptor)
+
+    def _newest_record(self) -> tuple[int, Extent] | None:
+        found = []
+        for offset in _SLOTS:
+            raw = bytes(self._page[offset : offset + _RECORD.size])
+            (checksum,) = _CHECKSUM.unpack_from(self._page, offset + _RECORD.size)
+            if zlib.crc32(raw) == checksum:
+                sequence, generation, floor, next_id = _RECORD.unpack(raw)
+                found.append((sequence, Extent(generation=generation, floor=floor, next_id=next_id)))
+        return max(found, key=lambda record: record[0], default=None)
+
+
+_fence_lock = threading.Lock()
+
+
+def _no_fence() -> None:
+    """X86 reorders neither stores nor loads among themselves."""
+
+
+def _fence() -> None:
+    """Taking and leaving a lock is the one barrier that Python offers."""
+    with _fence_lock:
+        pass
+
+
+def _pack_record(page: bytearray | memoryview, sequence: int, extent: Extent) -> None:
+    raw = _RECORD.pack(sequence, extent.generation, extent.floor, extent.next_id)
+    offset = _SLOTS[sequence % 2]
+    page[offset : offset + _RECORD.size + _CHECKSUM.size] = raw + _CHECKSUM.pack(zlib.crc32(raw))
+
+
+def _corrupt(path: Path, what: str) -> StoreCorruptError:
+    return StoreCorruptError(
+        f"live header {path} {what}. Delete that file to go on from the last commit in zarr.json.", path=str(path)
+    )

@@ -1,0 +1,136 @@
+"""How rows are cut into chunk files, and what zarr is told about them. Pure arithmetic and JSON; opens nothing."""
+
+import dataclasses
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+
+RING_SLACK_BYTES = 2**20
+"""What a full ring may use per column beyond 1.25 times its live rows."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ColumnLayout:
+    """One column, ``[T, lanes, *shape]``, cut into chunks of `chunk_rows` ids.
+
+    Attributes:
+        path: The leaf as the user writes it, for messages.
+        file_path: The zarr array's path below the store's folder.
+        dtype: Type of an element.
+        shape: Shape of one lane's row.
+        lanes: Number of lanes.
+        chunk_rows: Ids in a chunk file, a power of two.
+        slots: Chunk files of a ring; chunk k lies in slot ``k % slots``. None when chunks are never overwritten.
+    """
+
+    path: str
+    file_path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    lanes: int
+    chunk_rows: int
+    slots: int | None
+
+    @property
+    def lane_bytes(self) -> int:
+        """Bytes of one lane's row."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one id, all lanes."""
+        return self.lanes * self.lane_bytes
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk file."""
+        return self.chunk_rows * self.row_bytes
+
+    @property
+    def ring_rows(self) -> int | None:
+        """Ids after which a ring overwrites, None when chunks are never overwritten."""
+        return None if self.slots is None else self.slots * self.chunk_rows
+
+    def file_name(self, chunk: int) -> str:
+        """Name of a chunk file inside the column's folder: zarr's default keys with "." as separator.
+
+        "." keeps a column one flat folder; zarr's "/" would cost a folder per chunk and axis.
+        """
+        return f"c.{chunk}" + ".0" * (1 + len(self.shape))
+
+    def chunk_of_name(self, name: str) -> int | None:
+        """The chunk number in a file name, None when it isn't a chunk's."""
+        parts = name.split(".")
+        if len(parts) == 3 + len(self.shape) and parts[0] == "c" and parts[1].isdecimal():
+            return int(parts[1]) if name == self.file_name(int(parts[1])) else None
+        return None
+
+
+def rows_per_chunk(row_bytes: int, *, chunk_bytes: int, ring_length: int | None) -> int:
+    """Chooses a chunk's length in ids: the largest power of two that keeps every promise about size.
+
+    A chunk is at most `chunk_bytes` (but holds at least one id), and a full ring of `ring_length` ids stays within
+    1.25 times its live rows plus `RING_SLACK_BYTES`, the spare chunks of `ring_slots` included.
+
+    Args:
+        row_bytes: Bytes of one id, all lanes.
+        chunk_bytes: Largest size of a chunk file.
+        ring_length: Longest window of a ring, None when chunks are never overwritten.
+
+    Returns:
+        Ids in a chunk, a power of two. Tiny chunks come out as a page multiple wherever the limits leave the choice,
+        because a power of two beyond the page size is one.
+    """
+    rows = 1
+    while rows * 2 * row_bytes <= chunk_bytes and rows < 2**40:
+        if ring_length is not None:
+            disk = ring_slots(ring_length, rows * 2) * rows * 2 * row_bytes
+            if disk > 1.25 * ring_length * row_bytes + RING_SLACK_BYTES:
+                break
+        rows *= 2
+    return rows
+
+
+def ring_slots(ring_length: int, chunk_rows: int) -> int:
+    """Number of chunk files of a ring: those its window can touch, the one being overwritten, and one kept aside.
+
+    The one kept aside is what lets a reader finish a gather of rows that were just evicted.
+    """
+    return -(-(ring_length - 1) // chunk_rows) + 2
+
+
+def page_multiple(size: int) -> int:
+    """Rounds bytes up to whole pages."""
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def array_document(column: ColumnLayout) -> dict[str, Any]:
+    """The zarr v3 metadata of a column of no rows; a commit only changes ``shape[0]``."""
+    from zarr.dtype import parse_dtype  # 0.3 s to import, and only creating a store needs it
+
+    zarr_dtype: Any = parse_dtype(column.dtype, zarr_format=3)
+    codec: dict[str, Any] = {"name": "bytes"}
+    if column.dtype.itemsize > 1:
+        codec["configuration"] = {"endian": "little" if np.little_endian else "big"}
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [0, column.lanes, *column.shape],
+        "data_type": zarr_dtype.to_json(zarr_format=3),
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [column.chunk_rows, column.lanes, *(max(1, n) for n in column.shape)]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": zarr_dtype.to_json_scalar(zarr_dtype.default_scalar(), zarr_format=3),
+        "codecs": [codec],
+        "dimension_names": [
+            "id",
+            "lane",
+            *(f"{column.file_path.replace('/', '_')}_{axis}" for axis in range(len(column.shape))),
+        ],
+        "attributes": {},
+        "storage_transformers": [],
+    }

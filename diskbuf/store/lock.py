@@ -1,0 +1,74 @@
+"""The writer's lock: one process at a time writes a store; the kernel frees it when that process dies."""
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from diskbuf.errors import StoreLockedError
+
+
+class WriterLock:
+    """Holds a store's lock file until closed.
+
+    An flock, because it is freed when its process ends, however that happens. A forked child drops its copy of the
+    descriptor, so that it can't keep the lock of a dead parent.
+
+    Args:
+        path: The lock file, created when missing.
+        store: The store's path, for messages.
+
+    Raises:
+        StoreLockedError: When another process, or this one, has the store open for writing.
+    """
+
+    def __init__(self, path: Path, *, store: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _holder(self._descriptor)
+            os.close(self._descriptor)
+            pid, host = holder
+            who = "another process" if pid is None else f"process {pid} on host {host}"
+            raise StoreLockedError(
+                f"cannot open {store} for writing: {who} has it open. Close that one, or open with mode='r'.",
+                path=store,
+                pid=pid,
+                host=host,
+            ) from error
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text, 0)
+        _held.add(self)
+
+    def close(self) -> None:
+        """Frees the lock; closing twice is fine."""
+        _held.discard(self)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _holder(descriptor: int) -> tuple[int | None, str | None]:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = json.loads(os.pread(descriptor, 4096, 0))
+        return int(said["pid"]), str(said["host"])
+    return None, None
+
+
+_held: "weakref.WeakSet[WriterLock]" = weakref.WeakSet()
+
+
+def _drop_in_child() -> None:
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_drop_in_child)

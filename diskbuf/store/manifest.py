@@ -1,0 +1,244 @@
+"""The manifest: what a store is, as JSON in the attributes of its zarr group; written with the zarr metadata."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from diskbuf.errors import StoreCorruptError, StoreFormatError, StoreNotFoundError
+from diskbuf.store import files
+from diskbuf.store.layout import ColumnLayout, array_document
+
+FORMAT = 1
+ZARR_JSON = "zarr.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a store is and holds as of a commit.
+
+    Attributes:
+        kind: Which buffer made it.
+        spec: The data_spec as JSON; the store doesn't read it.
+        batch_size: Number of lanes.
+        max_length: Longest window, None when everything stays in it.
+        keep_history: Whether rows that leave the window stay on disk.
+        chunk_rows: Ids in a chunk, by column.
+        generation: How many times the store was cleared.
+        first_id: Start of the window at the commit.
+        next_id: End of the window at the commit.
+        runs: First id of each run that wrote rows, ascending.
+        created: When the store was made, ISO 8601 in UTC.
+        metadata: The user's own JSON.
+        package_version: The diskbuf that wrote the manifest.
+        format: Version of the store's format.
+        layout: How sealed chunks are stored.
+        codec: How they are compressed.
+    """
+
+    kind: str
+    spec: Any
+    batch_size: int
+    max_length: int | None
+    keep_history: bool
+    chunk_rows: dict[str, int]
+    generation: int
+    first_id: int
+    next_id: int
+    runs: tuple[int, ...]
+    created: str
+    metadata: Any
+    package_version: str
+    format: int = FORMAT
+    layout: str = "zarr"
+    codec: None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as a JSON object."""
+        return dataclasses.asdict(self) | {"runs": list(self.runs)}
+
+    @classmethod
+    def from_json(cls, value: Any, *, path: Path) -> "Manifest":
+        """Reads a manifest back.
+
+        Args:
+            value: What `to_json` gave.
+            path: The file it came from, for messages.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            StoreFormatError: When a newer version wrote it, or it isn't whole.
+        """
+        written = value.get("format") if isinstance(value, dict) else None
+        if isinstance(written, int) and written > FORMAT:
+            raise StoreFormatError(
+                f"store format must be at most {FORMAT}, which diskbuf of this version reads, got {written} in {path}, "
+                f"written by diskbuf {value.get('package_version')}. Update diskbuf.",
+                path=str(path),
+            )
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(value, dict) or set(value) != names:
+            raise _not_whole(path, f"has {sorted(value)}" if isinstance(value, dict) else f"is {type(value).__name__}")
+        manifest = cls(**{**value, "runs": tuple(value["runs"]) if isinstance(value["runs"], list) else value["runs"]})
+        manifest._check(path)
+        return manifest
+
+    def _check(self, path: Path) -> None:
+        counts = (
+            self.batch_size,
+            self.generation,
+            self.first_id,
+            self.next_id,
+            *_items(self.runs),
+            *_values(self.chunk_rows),
+        )
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise _not_whole(path, "has a count that isn't a whole number of at least 0")
+        if (
+            self.batch_size < 1
+            or not self.first_id <= self.next_id
+            or not all(_is_power_of_two(n) for n in self.chunk_rows.values())
+        ):
+            raise _not_whole(path, "has counts that contradict each other")
+        if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 1):
+            raise _not_whole(path, f"has max_length {self.max_length!r}")
+        if (self.layout, self.codec, type(self.keep_history)) != ("zarr", None, bool):
+            raise _not_whole(
+                path, f"has layout {self.layout!r}, codec {self.codec!r}, keep_history {self.keep_history!r}"
+            )
+
+
+def read_manifest(store: Path) -> Manifest:
+    """Reads the manifest of the store at a path.
+
+    Args:
+        store: The store's folder.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        StoreNotFoundError: When there is no store.
+        StoreCorruptError: When its zarr.json isn't JSON.
+        StoreFormatError: When a newer version wrote it, or the manifest isn't whole.
+    """
+    path = store / ZARR_JSON
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "there is nothing at that path" if not store.exists() else f"{path} is missing"
+        raise StoreNotFoundError(
+            f"cannot open {store}: {what}. Check the path, or create a store there with mode='a'.", path=str(store)
+        ) from error
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise StoreCorruptError(
+            f"{path} must be JSON, got {len(text)} bytes that are not ({error}). Restore that file; the rows are in the chunk files beside it.",
+            path=str(path),
+        ) from error
+    attributes = document.get("attributes") if isinstance(document, dict) else None
+    if not isinstance(attributes, dict) or "diskbuf" not in attributes:
+        raise StoreNotFoundError(
+            f"cannot open {store}: its zarr.json is not one of diskbuf's. Give the path of a diskbuf store.",
+            path=str(store),
+        )
+    return Manifest.from_json(attributes["diskbuf"], path=path)
+
+
+class ZarrMetadata:
+    """The zarr.json files of a store: one per column and group, and the root's, which also carries the manifest.
+
+    The root's is replaced last, so a manifest never counts rows that the arrays beside it don't have.
+
+    Args:
+        store: The store's folder.
+        columns: Its columns.
+        documents: Their zarr documents by file path; made anew when None.
+    """
+
+    def __init__(self, store: Path, columns: list[ColumnLayout], *, documents: dict[str, Any] | None = None) -> None:
+        self.store = store
+        self._arrays = (
+            {column.file_path: array_document(column) for column in columns} if documents is None else documents
+        )
+
+    @classmethod
+    def read(cls, store: Path, columns: list[ColumnLayout]) -> "ZarrMetadata":
+        """Takes the documents that are on disk.
+
+        Raises:
+            StoreCorruptError: When one is missing or isn't JSON.
+        """
+        documents = {}
+        for column in columns:
+            path = store / column.file_path / ZARR_JSON
+            try:
+                documents[column.file_path] = json.loads(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise StoreCorruptError(
+                    f"{path} must be a zarr array's metadata, got {error}. Restore that file.", path=str(path)
+                ) from error
+        return cls(store, columns, documents=documents)
+
+    def create(self, *, sync: bool) -> None:
+        """Makes the folders of all columns and groups and the groups' documents."""
+        for file_path in self._arrays:
+            (self.store / file_path).mkdir(parents=True, exist_ok=True)
+        for group in self._groups():
+            files.replace_file(self.store / group / ZARR_JSON, _dump(_group_document()), sync=sync)
+            if sync:
+                files.sync_folder(self.store / group)
+
+    def commit(self, manifest: Manifest, *, sync: bool) -> None:
+        """Writes the arrays' lengths and then the manifest.
+
+        Raises:
+            OSError: When a file can't be written; each file is then the old one or the new one.
+        """
+        for file_path, document in self._arrays.items():
+            document["shape"][0] = manifest.next_id
+            files.replace_file(self.store / file_path / ZARR_JSON, _dump(document), sync=sync)
+        members = {group: _group_document() for group in self._groups()} | self._arrays
+        root = _group_document() | {
+            "attributes": {"diskbuf": manifest.to_json()},
+            "consolidated_metadata": {
+                "kind": "inline",
+                "must_understand": False,
+                "metadata": dict(sorted(members.items())),
+            },
+        }
+        files.replace_file(self.store / ZARR_JSON, _dump(root), sync=sync)
+
+    def _groups(self) -> list[str]:
+        """Paths of the groups between the root and the columns, outer ones first."""
+        found = {parent.as_posix() for file_path in self._arrays for parent in Path(file_path).parents}
+        return sorted(found - {"."})
+
+
+def _group_document() -> dict[str, Any]:
+    return {"zarr_format": 3, "node_type": "group", "attributes": {}}
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, allow_nan=False, ensure_ascii=False, indent=1).encode()
+
+
+def _items(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (None,)
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return tuple(value.values()) if isinstance(value, dict) else (None,)
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number >= 1 and number & (number - 1) == 0
+
+
+def _not_whole(path: Path, what: str) -> StoreFormatError:
+    return StoreFormatError(
+        f"manifest in {path} must be a whole one of format {FORMAT}, but it {what}. Restore that file.", path=str(path)
+    )

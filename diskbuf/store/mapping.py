@@ -1,0 +1,115 @@
+"""Files mapped side by side into one stretch of address space, so that many chunk files are one numpy array.
+
+Python's mmap can't place a mapping (MAP_FIXED), hence ctypes. Nothing else in diskbuf calls into C.
+"""
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0x40
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def is_supported() -> bool:
+    """Whether this platform can place mappings."""
+    return os.name == "posix" and sys.maxsize > 2**32
+
+
+class Reservation:
+    """Address space for files to be mapped into; what isn't mapped reads as zeros and can't be written.
+
+    Arrays made from it keep it alive; the last one to go unmaps everything. Reserving costs no memory.
+
+    Args:
+        size: Bytes, a page multiple above 0.
+
+    Raises:
+        OSError: When the address space can't be had (ENOMEM under a limit).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._mmap, self._munmap = _functions()
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self._address = self._checked(self._mmap(None, size, mmap.PROT_READ, flags, -1, 0))
+
+    def map_file(self, offset: int, descriptor: int, *, size: int, writable: bool) -> None:
+        """Maps the first `size` bytes of a file at `offset`, over whatever is mapped there.
+
+        Args:
+            offset: Where in the reservation, a page multiple.
+            descriptor: The open file; may be closed afterwards.
+            size: Bytes to map. The file must be that long: reading past its end kills the process.
+            writable: Whether writes go to the file; the descriptor must be open for writing then.
+
+        Raises:
+            OSError: When the mapping can't be made (ENOMEM when there are too many).
+        """
+        if offset % mmap.PAGESIZE or not 0 <= offset <= self.size - size:
+            raise ValueError(
+                f"offset must be a page multiple inside the {self.size} bytes reserved, got {offset} for {size} bytes."
+            )
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        address = self._address + offset
+        self._checked(self._mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0))
+
+    def unmap(self, offset: int, *, size: int) -> None:
+        """Gives a range back to the reservation: it reads as zeros and no longer holds a file's space.
+
+        Args:
+            offset: Where in the reservation, a page multiple.
+            size: Bytes.
+
+        Raises:
+            OSError: When the range can't be replaced.
+        """
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        self._checked(self._mmap(self._address + offset, size, mmap.PROT_READ, flags, -1, 0))
+
+    def bytes(self) -> NDArray[np.uint8]:
+        """Returns the whole reservation as [size] uint8, sharing memory with the files."""
+        return np.asarray(self)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "data": (self._address, False), "shape": (self.size,), "typestr": "|u1"}
+
+    def _checked(self, address: int | None) -> int:
+        if address is None or address == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, f"mmap: {os.strerror(number)}")
+        return address
+
+    def __del__(self) -> None:
+        address = getattr(self, "_address", None)
+        if address is not None:
+            self._munmap(address, self.size)
+
+
+_loaded: list[Callable[..., Any]] = []
+
+
+def _functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    if not _loaded:
+        library = ctypes.CDLL(None, use_errno=True)
+        library.mmap.restype = ctypes.c_void_p
+        library.mmap.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_long,
+        ]
+        library.munmap.restype = ctypes.c_int
+        library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        _loaded.extend((library.mmap, library.munmap))
+    return _loaded[0], _loaded[1]

@@ -1,0 +1,372 @@
+"""A store as a reader sees it: which ids are there, and their rows. Knows no specs, no nests and no TensorFlow."""
+
+import contextlib
+import dataclasses
+import errno
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf.errors import StoreCorruptError, StoreFormatError
+from diskbuf.store import mapping
+from diskbuf.store.columns import Column, FileColumn, MappedColumn
+from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
+from diskbuf.store.layout import ColumnLayout, ring_slots
+from diskbuf.store.manifest import Manifest, read_manifest
+
+STATE_FOLDER = ".diskbuf"
+HEADER_FILE = "live"
+LOCK_FILE = "lock"
+EVERY_ID = sys.maxsize
+"""Above every id."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """What the store has to know of a leaf of the spec.
+
+    Attributes:
+        path: The leaf as the user writes it, for messages.
+        file_path: Its zarr array's path below the store's folder.
+        dtype: Type of an element.
+        shape: Shape of one lane's row.
+    """
+
+    path: str
+    file_path: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class Store:
+    """A store open for reading: columns, and the window of ids that is in them.
+
+    Any number of them, in any process, follow a writer without stopping it: the window is read from the live header,
+    and rows that are overwritten while they are read are not handed out.
+
+    Args:
+        path: The store's folder.
+        leaves: The leaves of its spec, in spec order.
+        reads_history: Whether rows that have left the window count, where the store keeps them.
+        is_mapped: Whether chunk files are mapped; reading them call by call is slower and gives the same answers.
+
+    Raises:
+        StoreNotFoundError: When there is no store.
+        StoreFormatError: When this version can't read it.
+        StoreCorruptError: When one of its files is missing, short or unreadable.
+    """
+
+    _writable = False
+
+    def __init__(
+        self, path: Path, leaves: Sequence[Leaf], *, reads_history: bool = False, is_mapped: bool = True
+    ) -> None:
+        self.path = path
+        self._leaves = tuple(leaves)
+        self._reads_history = reads_history
+        self._is_mapped = is_mapped and mapping.is_supported()
+        self._attaching = threading.RLock()
+        self._header = self._open_header()
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_header(self) -> LiveHeader | None:
+        try:
+            return LiveHeader(self.path / STATE_FOLDER / HEADER_FILE, writable=self._writable)
+        except FileNotFoundError:
+            return None
+
+    def _load(self) -> None:
+        """Looks at everything anew: at the opening, and when the epoch says that another writer has begun."""
+        with self._attaching:
+            epoch = 0 if self._header is None else self._header.words[EPOCH]
+            manifest = read_manifest(self.path)
+            extent = stored_extent(manifest, self._header)
+            self._warn_of_lost_steps(manifest, extent)
+            self._take(manifest, extent)
+            self._epoch = epoch
+
+    def _warn_of_lost_steps(self, manifest: Manifest, extent: Extent) -> None:
+        if manifest.next_id > extent.next_id:
+            warnings.warn(
+                f"{self.path}: the last commit counts steps up to id {manifest.next_id}, but only those below "
+                f"{extent.next_id} are certain to be whole. The others are left out.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _take(self, manifest: Manifest, extent: Extent) -> None:
+        """Takes over what the files say and attaches the chunks of the window."""
+        self.manifest = manifest
+        header = self._header
+        self._words = header.words if header is not None and header.is_live else None
+        self._fence = _nothing if header is None else header.fence
+        self._set_extent(extent)
+        layouts = column_layouts(self._leaves, manifest, path=self.path)
+        rings = [layout.ring_rows - layout.chunk_rows for layout in layouts if layout.ring_rows is not None]
+        self._keeps = min(rings, default=EVERY_ID)
+        self.columns = [
+            self._make_column(layout, first_chunk=self._static[0] // layout.chunk_rows) for layout in layouts
+        ]
+        self._attach(self._static)
+
+    def _set_extent(self, extent: Extent) -> None:
+        """Takes over the length limit of the manifest, and the window for stores that no live writer moves."""
+        max_length = self.manifest.max_length
+        sees_all = self._reads_history and self.manifest.keep_history
+        self._length = EVERY_ID if max_length is None or sees_all else max_length
+        self._lowest = 0 if sees_all else None
+        self._static = (0 if sees_all else extent.floor, extent.next_id)
+        self._attached_to = 0
+        self._detached_to = self._static[0]
+
+    def _make_column(self, layout: ColumnLayout, *, first_chunk: int) -> Column:
+        folder = self.path / layout.file_path
+        if self._is_mapped:
+            with _without_address_space():
+                return MappedColumn(layout, folder, writable=self._writable, first_chunk=first_chunk)
+        return FileColumn(layout, folder, writable=self._writable)
+
+    def attach_chunk(self, number: int, chunk: int) -> None:
+        """Attaches a chunk of a column; a column that can't be mapped any further is read call by call from then on."""
+        with _without_address_space():
+            self.columns[number].attach(chunk)
+            return
+        layout = self.columns[number].layout
+        self.columns[number] = FileColumn(layout, self.path / layout.file_path, writable=self._writable)
+        self.columns[number].attach(chunk)
+
+    def _attach(self, window: tuple[int, int]) -> None:
+        """Attaches every chunk of the window that isn't yet, and lets go of those that lie wholly before it."""
+        with self._attaching:
+            first_id, next_id = window
+            reached = EVERY_ID
+            for number, column in enumerate(self.columns):
+                layout = column.layout
+                stop = -(-next_id // layout.chunk_rows)
+                low = max(first_id, min(self._attached_to, next_id)) // layout.chunk_rows
+                for chunk in range(low, stop):
+                    self._attach_if_there(number, chunk)
+                if layout.slots is None:
+                    for chunk in range(self._detached_to // layout.chunk_rows, first_id // layout.chunk_rows):
+                        column.detach(chunk)
+                    reached = min(reached, stop * layout.chunk_rows)
+                elif len(column.attached) < layout.slots:
+                    reached = min(reached, stop * layout.chunk_rows)
+            self._detached_to = first_id
+            self._attached_to = reached
+
+    def _attach_if_there(self, number: int, chunk: int) -> None:
+        try:
+            self.attach_chunk(number, chunk)
+        except FileNotFoundError as error:
+            layout = self.columns[number].layout
+            if (chunk + 1) * layout.chunk_rows <= self._bounds()[0]:
+                return  # evicted since the window was read
+            path = self.columns[number].chunk_path(chunk)
+            raise StoreCorruptError(
+                f"chunk file {path} of leaf {layout.path!r} must be there for ids from {chunk * layout.chunk_rows}, but is missing. Restore that file.",
+                path=str(path),
+            ) from error
+
+    def _bounds(self) -> tuple[int, int]:
+        """The window as the header, or the last opening, has it; attaches nothing."""
+        words = self._words
+        if words is None:
+            return self._static
+        next_id = words[NEXT]
+        floor = words[FLOOR] if self._lowest is None else self._lowest
+        first_id = next_id - self._length
+        return (first_id if first_id > floor else floor), next_id
+
+    def window(self) -> tuple[int, int]:
+        """Returns (first_id, next_id) of this moment; the rows between them can be gathered.
+
+        Raises:
+            StoreCorruptError: When a chunk file is missing or short.
+        """
+        header = self._header
+        if header is not None and header.words[EPOCH] != self._epoch:
+            self._load()
+        window = self._bounds()
+        self._fence()
+        if window[1] > self._attached_to:
+            self._attach(window)
+        return window
+
+    def _is_intact(self, first_id: int) -> bool:
+        """Whether rows from `first_id` on, read just now, were not overwritten meanwhile."""
+        words = self._words
+        if words is None:
+            return True
+        self._fence()
+        if words[EPOCH] != self._epoch or first_id < words[NEXT] - self._keeps:
+            return False
+        return self._lowest is not None or first_id >= words[FLOOR]
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        """First id of each run that wrote rows, ascending."""
+        return self.manifest.runs
+
+    def gather(self, first_id: int, rows: NDArray[np.int64]) -> list[NDArray[Any]] | None:
+        """Copies rows of all columns, in any order.
+
+        Args:
+            first_id: The id that `rows` counts from.
+            rows: [*K] flat rows ``(id - first_id) * lanes + lane``, inside the window.
+
+        Returns:
+            For each column [*K, *shape], freshly allocated; None when the writer overwrote rows from `first_id` on
+            meanwhile, so that the window has to be read again.
+        """
+        shifted: dict[int, NDArray[np.int64]] = {}  # columns that begin at the same row share the index
+        found = []
+        try:
+            for column in self.columns:
+                offset = column.offset(first_id)
+                index = shifted.get(offset)
+                if index is None:
+                    index = shifted[offset] = rows + offset
+                found.append(column.take(index))
+        except FileNotFoundError:
+            return self._recycled(first_id)
+        return found if self._is_intact(first_id) else None
+
+    def read_range(self, first_id: int, next_id: int) -> list[NDArray[Any]] | None:
+        """Copies all lanes of consecutive ids.
+
+        Args:
+            first_id: First id, inside the window.
+            next_id: Where to stop, exclusive.
+
+        Returns:
+            For each column [lanes, T, *shape], freshly allocated; None as `gather` does.
+        """
+        try:
+            found = [_read_range(column, first_id, next_id) for column in self.columns]
+        except FileNotFoundError:
+            return self._recycled(first_id)
+        return found if self._is_intact(first_id) else None
+
+    def _recycled(self, first_id: int) -> None:
+        """Accepts that a chunk file is gone, in an except block, when its rows have left the window since."""
+        if self._is_intact(first_id):
+            raise  # noqa: PLE0704 - only called while the FileNotFoundError is handled
+
+    def close(self) -> None:
+        """Closes the files; closing twice is fine. Arrays handed out stay valid."""
+        header, self._header = self._header, None
+        if header is not None:
+            header.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_header"):
+            self.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _read_range(column: Column, first_id: int, next_id: int) -> NDArray[Any]:
+    layout = column.layout
+    out = np.empty((layout.lanes, next_id - first_id, *layout.shape), layout.dtype)
+    for start, count in _pieces(first_id, next_id, layout.chunk_rows):
+        at = start - first_id
+        out[:, at : at + count] = column.read_span(start, count).swapaxes(0, 1)
+    return out
+
+
+def _pieces(first_id: int, next_id: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
+    """Cuts [first_id, next_id) at chunk ends; yields (start, count)."""
+    while first_id < next_id:
+        stop = min(next_id, (first_id // chunk_rows + 1) * chunk_rows)
+        yield first_id, stop - first_id
+        first_id = stop
+
+
+@contextlib.contextmanager
+def _without_address_space() -> Iterator[None]:
+    """Swallows the one failure that the plain executor makes good: no more address space or mappings."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+
+
+def column_layouts(leaves: Sequence[Leaf], manifest: Manifest, *, path: Path) -> list[ColumnLayout]:
+    """Returns the columns that a manifest describes.
+
+    Args:
+        leaves: The leaves of the store's spec.
+        manifest: Its manifest.
+        path: The store's folder, for messages.
+
+    Returns:
+        One layout a leaf, in the same order.
+
+    Raises:
+        StoreFormatError: When the manifest's columns are not the leaves.
+    """
+    if set(manifest.chunk_rows) != {leaf.file_path for leaf in leaves}:
+        raise StoreFormatError(
+            f"columns in the manifest of {path} must be {sorted(leaf.file_path for leaf in leaves)}, "
+            f"got {sorted(manifest.chunk_rows)}. Restore its zarr.json.",
+            path=str(path),
+        )
+    ring_length = None if manifest.keep_history else manifest.max_length
+    layouts = []
+    for leaf in leaves:
+        rows = manifest.chunk_rows[leaf.file_path]
+        layouts.append(
+            ColumnLayout(
+                path=leaf.path,
+                file_path=leaf.file_path,
+                dtype=leaf.dtype,
+                shape=leaf.shape,
+                lanes=manifest.batch_size,
+                chunk_rows=rows,
+                slots=None if ring_length is None else ring_slots(ring_length, rows),
+            )
+        )
+    return layouts
+
+
+def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
+    """Which ids are certain to be whole: the live words on the boot that wrote them, else the durable record.
+
+    Args:
+        manifest: The store's manifest, which counts when there is no header.
+        header: Its header, None when the store has none (a copy without it).
+
+    Returns:
+        The ids, the manifest's length limit applied.
+
+    Raises:
+        StoreCorruptError: When the header holds neither.
+    """
+    extent: Extent | None
+    if header is None:
+        extent = Extent(generation=manifest.generation, floor=manifest.first_id, next_id=manifest.next_id)
+    else:
+        extent = header.live if header.is_live else header.durable
+        if extent is None:
+            raise StoreCorruptError(
+                f"live header {header.path} must hold a whole durable record, but neither copy is one. "
+                "Delete that file to go on from the last commit in zarr.json.",
+                path=str(header.path),
+            )
+    next_id = max(extent.next_id, extent.floor)
+    floor = extent.floor if manifest.max_length is None else max(extent.floor, next_id - manifest.max_length)
+    return Extent(generation=extent.generation, floor=floor, next_id=next_id)

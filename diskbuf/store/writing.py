@@ -1,0 +1,577 @@
+"""A store as its one writer sees it: appending, evicting, syncing. What readers see is one word that moves.
+
+Two orders carry every promise. Space is reserved, rows are written to all columns, and only then `next_id` is
+published. And before rows that the durable record counts are destroyed, the record gives them up on the disk.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from diskbuf.errors import ReadOnlyError
+from diskbuf.options import StoreOptions
+from diskbuf.store import files
+from diskbuf.store.columns import Column, PwriteTail, Tail
+from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, Extent, LiveHeader
+from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
+from diskbuf.store.lock import WriterLock
+from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
+from diskbuf.store.reading import (
+    EVERY_ID,
+    HEADER_FILE,
+    LOCK_FILE,
+    STATE_FOLDER,
+    Leaf,
+    Store,
+    column_layouts,
+    stored_extent,
+)
+
+_LEAST_RESERVED_BYTES = 2**16
+_MOST_RESERVED_BYTES = 2**21
+_CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
+
+
+def lock_store(path: Path) -> WriterLock:
+    """Takes the writer's lock of a store, making its folder when there is none.
+
+    Args:
+        path: The store's folder.
+
+    Returns:
+        The lock, held until closed.
+
+    Raises:
+        StoreLockedError: When another process, or this one, has it.
+        OSError: When the folder or the lock file can't be made.
+    """
+    (path / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
+    return WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path))
+
+
+def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync: bool) -> None:
+    """Makes an empty store in a locked folder that holds none; a crash on the way leaves nothing that opens.
+
+    Args:
+        path: The store's folder.
+        leaves: The leaves of its spec.
+        manifest: What the store is.
+        sync: Whether it is on the disk when this returns.
+
+    Raises:
+        OSError: When a file can't be made.
+    """
+    extent = Extent(generation=manifest.generation, floor=manifest.first_id, next_id=manifest.next_id)
+    LiveHeader.create(path / STATE_FOLDER / HEADER_FILE, extent, sync=sync)
+    metadata = ZarrMetadata(path, column_layouts(leaves, manifest, path=path))
+    metadata.create(sync=sync)
+    metadata.commit(manifest, sync=sync)
+    if sync:
+        files.sync_folder(path.parent)
+
+
+class WritableStore(Store):
+    """A store open for reading and writing.
+
+    Args:
+        path: The store's folder, which holds a store.
+        leaves: The leaves of its spec, in spec order.
+        lock: The writer's lock, held; the store closes it.
+        options: How it is synced.
+        max_length: The longest window from now on, None for no limit.
+        metadata: The user's JSON from now on, None for what the store has.
+        package_version: Goes into the manifest.
+        is_durable: Whether anything is ever synced; False for a store that goes with its buffer.
+        reads_history: Whether rows that have left the window count, where the store keeps them.
+        is_mapped: Whether chunk files are mapped.
+
+    Raises:
+        StoreFormatError: When this version can't read it.
+        StoreCorruptError: When one of its files is missing, short or unreadable.
+        OSError: When a file can't be written.
+    """
+
+    _writable = True
+
+    def __init__(
+        self,
+        path: Path,
+        leaves: Sequence[Leaf],
+        *,
+        lock: WriterLock,
+        options: StoreOptions,
+        max_length: int | None,
+        metadata: Any = None,
+        package_version: str,
+        is_durable: bool = True,
+        reads_history: bool = False,
+        is_mapped: bool = True,
+    ) -> None:
+        self._lock_file = lock
+        self._options = options
+        self._max_length = max_length
+        self._metadata = metadata
+        self._package_version = package_version
+        self._is_durable = is_durable
+        self._syncs_always = is_durable and options.fsync == "always"
+        self._appending = threading.Lock()  # rows, next_id, chunk files
+        self._flushing = threading.Lock()  # one flush or commit at a time
+        self._recording = threading.Lock()  # the durable record
+        self._start, self._ready = 0, 0
+        self._tails: list[Tail] = []
+        self._writers: list[_ColumnWriter] = []
+        self._keeper: Keeper | None = None
+        self._failure: OSError | None = None
+        self._has_rolled = False
+        self._committed_seconds = 0.0
+        self._flushed: Extent | None = None
+        super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
+        _open_stores.add(self)
+
+    # ---- opening
+
+    def _open_header(self) -> LiveHeader:
+        path = self.path / STATE_FOLDER / HEADER_FILE
+        if not path.exists():
+            LiveHeader.create(path, stored_extent(read_manifest(self.path), None), sync=self._is_durable)
+        return LiveHeader(path, writable=True)
+
+    def _load(self) -> None:
+        """Begins a run. Nothing is changed before every chunk of the window is known to be there."""
+        header = self._writers_header
+        stored = read_manifest(self.path)
+        extent = stored_extent(stored, header)
+        self._warn_of_lost_steps(stored, extent)
+        durable = header.durable or extent
+        floor = extent.floor if self._max_length is None else max(extent.floor, extent.next_id - self._max_length)
+        manifest = dataclasses.replace(
+            stored,
+            max_length=self._max_length,
+            metadata=stored.metadata if self._metadata is None else self._metadata,
+            runs=(*(run for run in stored.runs if run < extent.next_id), extent.next_id),
+            package_version=self._package_version,
+        )
+        self._take(manifest, dataclasses.replace(extent, floor=floor))
+        self._documents = ZarrMetadata.read(self.path, [column.layout for column in self.columns])
+
+        # The floor of the old length goes first: a longer length must never bring back rows that are gone.
+        self._durable = dataclasses.replace(durable, generation=extent.generation, floor=extent.floor)
+        self._record(self._durable)
+        if header.is_live:
+            header.words[FLOOR] = extent.floor
+        self._commit(extent.next_id, floor=floor, generation=extent.generation)
+        header.begin(dataclasses.replace(extent, floor=floor))
+        self._words = header.words
+        self._epoch = header.words[EPOCH]
+        self._attached_to = EVERY_ID  # chunks are attached as they are begun
+        self._writers = [
+            _ColumnWriter(self, number, unsynced_from=durable.next_id, next_id=extent.next_id)
+            for number in range(len(self.columns))
+        ]
+        self._remove_leftovers(floor, extent.next_id)
+
+    @property
+    def _writers_header(self) -> LiveHeader:
+        if self._header is None:
+            raise ReadOnlyError(f"store {self.path} must be open to be written to. Open it again.")
+        return self._header
+
+    def _remove_leftovers(self, floor: int, next_id: int) -> None:
+        """Removes chunk files outside the window and half-made metadata, which a killed writer may leave."""
+        lowest = 0 if self.manifest.keep_history else floor
+        for column in self.columns:
+            rows = column.layout.chunk_rows
+            with os.scandir(column.folder) as entries:
+                names = [entry.name for entry in entries]
+            for name in names:
+                chunk = column.layout.chunk_of_name(name)
+                if chunk is not None and not lowest // rows <= chunk < -(-next_id // rows):
+                    (column.folder / name).unlink()
+        for leftover in self.path.rglob(files.temporary_of(self.path / "*").name):
+            leftover.unlink(missing_ok=True)
+
+    # ---- appending
+
+    def append(self, rows: Sequence[NDArray[Any]]) -> None:
+        """Appends one id.
+
+        Args:
+            rows: For each column [lanes, *shape], of the column's dtype and shape.
+
+        Raises:
+            OSError: When the disk is full, or an earlier background sync failed; nothing was appended.
+        """
+        with self._appending:
+            words = self._words
+            next_id = words[NEXT]
+            if next_id >= self._ready:
+                self._prepare(next_id)
+            row = next_id - self._start
+            for tail, leaf in zip(self._tails, rows):  # noqa: B905 - strict= costs a tenth of a whole add
+                tail[row] = leaf
+            if self._syncs_always:
+                self._sync_before(next_id + 1)
+            self._fence()
+            words[NEXT] = next_id + 1
+
+    def extend(self, rows: Sequence[NDArray[Any]], count: int) -> None:
+        """Appends `count` ids; readers see them all at once, unless a full ring is being overwritten.
+
+        Args:
+            rows: For each column [lanes, count, *shape], of the column's dtype and shape.
+            count: How many ids.
+
+        Raises:
+            OSError: As `append`; nothing was appended.
+        """
+        with self._appending:
+            first_id = self._words[NEXT]
+            done = 0
+            while done < count:
+                if first_id + done >= self._ready:
+                    self._prepare(first_id + done)
+                row = first_id + done - self._start
+                size = min(count - done, self._ready - first_id - done)
+                for tail, leaf in zip(self._tails, rows, strict=True):
+                    tail[row : row + size] = leaf[:, done : done + size].swapaxes(0, 1)
+                done += size
+            if self._syncs_always:
+                self._sync_before(first_id + count)
+            self._set_next(first_id + count)
+
+    def _sync_before(self, next_id: int) -> None:
+        """Brings rows below `next_id` to the disk, and counts them there, before they are published."""
+        self._sync_chunks([writer.take_unsynced() for writer in self._writers])
+        with self._recording:
+            self._record(self._extent(next_id))
+
+    def _set_next(self, next_id: int) -> None:
+        self._fence()
+        self._words[NEXT] = next_id
+
+    def _prepare(self, next_id: int) -> None:
+        """Makes ids from `next_id` up to `_ready` writable through `_tails`: chunks rolled, space reserved."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise OSError(
+                failure.errno,
+                f"the background sync of {self.path} failed: {failure.strerror}. Nothing was added; try again.",
+            ) from failure
+        if self._ready < 0:
+            raise ReadOnlyError(
+                f"store {self.path} must be written to by the process that opened it, and before it is closed. Open it in this process."
+            )
+        self._pending = next_id
+        ready = min((writer.make_ready(next_id) for writer in self._writers))
+        self._tails = [writer.tail(next_id, ready - next_id) for writer in self._writers]
+        self._start, self._ready = next_id, ready
+        if self._keeper is None:
+            seconds = self._options.fsync_seconds if self._options.fsync == "interval" and self._is_durable else None
+            self._keeper = Keeper(self, sync_seconds=seconds)
+        if any([writer.take_roll() for writer in self._writers]):
+            self._has_rolled = True
+            self._keeper.wake()
+
+    def before_overwrite(self, below: int) -> None:
+        """Called before rows below an id are destroyed: no reader and no power cut may count on them any more."""
+        if self._pending > self._words[NEXT]:
+            self._set_next(self._pending)  # a long extend: readers must see how far it has come before it laps them
+        with self._recording:
+            if below > self._durable.floor and self._durable.floor < self._durable.next_id:
+                self._give_up(self._bounds_of_window()[0])
+
+    def _give_up(self, first_id: int) -> None:
+        """Takes ids below `first_id` out of the durable record; with fsync="never" all, since no sync will follow."""
+        next_id = self._durable.next_id
+        floor = next_id if self._options.fsync == "never" else min(first_id, next_id)
+        self._record(Extent(generation=self._words[GENERATION], floor=floor, next_id=next_id))
+
+    def _bounds_of_window(self) -> tuple[int, int]:
+        next_id = self._words[NEXT]
+        length = self.manifest.max_length
+        return (self._words[FLOOR] if length is None else max(self._words[FLOOR], next_id - length)), next_id
+
+    def clear(self) -> None:
+        """Empties the window. Ids go on; rows stay on disk where the store keeps history."""
+        with self._appending:
+            words = self._words
+            next_id = words[NEXT]
+            words[FLOOR] = next_id
+            words[GENERATION] += 1
+            if self.manifest.max_length is None and not self.manifest.keep_history:
+                self._pending = next_id
+                self.before_overwrite(next_id)
+                for writer in self._writers:
+                    writer.remove_below(next_id)
+
+    # ---- syncing
+
+    def flush(self) -> None:
+        """Brings everything appended so far to the disk, then the metadata, then the durable record.
+
+        Raises:
+            OSError: When something can't be written or synced; what was durable before still is.
+        """
+        with self._flushing:
+            with self._appending:
+                extent = self._extent(self._words[NEXT])
+                if extent == self._flushed:
+                    return
+                unsynced = [writer.take_unsynced() for writer in self._writers]
+            try:
+                self._sync_chunks(unsynced)
+            except BaseException:
+                with self._appending:
+                    for writer, (chunks, _) in zip(self._writers, unsynced, strict=True):
+                        writer.give_back(chunks)
+                raise
+            self._commit(extent.next_id, floor=extent.floor, generation=extent.generation)
+            with self._recording:
+                self._record(self._extent(extent.next_id))
+            self._flushed = extent
+
+    def _extent(self, next_id: int) -> Extent:
+        """What may be recorded when ids up to `next_id` are on disk: by now some of them may be overwritten."""
+        return Extent(generation=self._words[GENERATION], floor=self._bounds_of_window()[0], next_id=next_id)
+
+    def _sync_chunks(self, unsynced: list[tuple[set[int], bool]]) -> None:
+        for column, (chunks, has_new_names) in zip(self.columns, unsynced, strict=True):
+            for chunk in sorted(chunks):
+                files.sync_file(column.chunk_path(chunk))
+            if has_new_names:
+                files.sync_folder(column.folder)
+
+    def _commit(self, next_id: int, *, floor: int, generation: int) -> None:
+        """Brings the zarr metadata and the manifest up to date."""
+        floor = min(floor, next_id)
+        self.manifest = dataclasses.replace(self.manifest, first_id=floor, next_id=next_id, generation=generation)
+        self._documents.commit(self.manifest, sync=self._is_durable)
+        self._committed_seconds = time.monotonic()
+        self._has_rolled = False
+
+    def _record(self, extent: Extent) -> None:
+        self._writers_header.write_durable(extent, sync=self._is_durable)
+        self._durable = extent
+
+    def tend(self, *, is_sync_due: bool) -> None:
+        """Does what waits in the background; what fails is raised by the next append.
+
+        Args:
+            is_sync_due: Whether everything is to be synced.
+        """
+        try:
+            if is_sync_due:
+                self.flush()
+                return
+            self._declare()
+            if self._has_rolled and time.monotonic() - self._committed_seconds >= COMMIT_SECONDS:
+                with self._flushing:
+                    extent = self._extent(self._words[NEXT])
+                    self._commit(extent.next_id, floor=extent.floor, generation=extent.generation)
+        except OSError as error:
+            with self._appending:
+                self._failure = error
+                self._ready = min(self._ready, 0)
+
+    def _declare(self) -> None:
+        """Gives evicted rows up ahead of their being overwritten, so that the writer needn't wait for that."""
+        if any(column.layout.slots is not None for column in self.columns) and self._options.fsync != "never":
+            first_id, _ = self._bounds_of_window()
+            with self._recording:
+                if self._durable.floor < min(first_id, self._durable.next_id):
+                    self._give_up(first_id)
+
+    # ---- closing
+
+    def close(self) -> None:
+        """Flushes and closes; closing twice is fine.
+
+        Raises:
+            OSError: When the flush fails; the store is closed all the same, and nothing appended is lost with it.
+        """
+        if self._header is None:
+            return
+        try:
+            if self._keeper is not None:
+                self._keeper.stop()
+            if self._ready >= 0 and self._is_durable and self._writers:
+                self.flush()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._appending:
+            self._ready = -1
+            self._tails = []
+            for writer in self._writers:
+                writer.close()
+            super().close()
+            self._lock_file.close()
+
+    def abandon(self) -> None:
+        """Refuses all writing from now on: for the copy of this store in a forked child."""
+        self._ready = -1
+        self._keeper = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_header"):
+            self._let_go()
+        else:
+            self._lock_file.close()
+
+
+class _ColumnWriter:
+    """The growing end of one column: rolls to the next chunk, reserves space in it, knows what is not synced.
+
+    Args:
+        store: The store.
+        number: Which of its columns.
+        unsynced_from: Ids from here on may not have been synced by the run before.
+        next_id: End of the window at the opening.
+    """
+
+    def __init__(self, store: WritableStore, number: int, *, unsynced_from: int, next_id: int) -> None:
+        self._store = weakref.proxy(store)
+        self._number = number
+        self._chunk = -1
+        self._descriptor = -1
+        self._reserved = 0
+        self._is_hot = False
+        self._can_reserve = True
+        self._has_new_names = False
+        self._is_rolled = False
+        rows = self._column.layout.chunk_rows
+        self.dirty = set(range(min(unsynced_from, next_id) // rows, -(-next_id // rows)))
+
+    @property
+    def _column(self) -> Column:
+        return self._store.columns[self._number]  # type: ignore[no-any-return]
+
+    def make_ready(self, next_id: int) -> int:
+        """Makes an id writable; returns up to which id, exclusive, the ones behind it are too.
+
+        Raises:
+            OSError: When there is no room; what is in the window is untouched.
+        """
+        rows = self._column.layout.chunk_rows
+        chunk, inside = divmod(next_id, rows)
+        if chunk != self._chunk:
+            self._roll(chunk)
+        if inside >= self._reserved:
+            self._reserve(chunk, inside)
+        return chunk * rows + self._reserved
+
+    def tail(self, first_id: int, count: int) -> Tail:
+        """Returns where to write ids that are ready."""
+        self.dirty.add(self._chunk)
+        layout = self._column.layout
+        if not self._can_reserve:
+            return PwriteTail(
+                self._descriptor, offset=first_id % layout.chunk_rows * layout.row_bytes, row_bytes=layout.row_bytes
+            )
+        return self._column.tail(first_id, count, descriptor=self._descriptor, is_hot=self._is_hot)
+
+    def take_roll(self) -> bool:
+        """Whether a chunk was begun since this was last asked."""
+        is_rolled, self._is_rolled = self._is_rolled, False
+        return is_rolled
+
+    def _roll(self, chunk: int) -> None:
+        column, layout = self._column, self._column.layout
+        self.close()
+        path = column.chunk_path(chunk)
+        old = column.attached.get(column.slot(chunk), chunk)
+        is_hot = False
+        if old != chunk:
+            self._store.before_overwrite((old + 1) * layout.chunk_rows)
+            os.rename(column.chunk_path(old), path)
+            column.attached[column.slot(chunk)] = chunk
+            is_hot = old in self.dirty
+            self.dirty.discard(old)
+        self._has_new_names = True
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size != layout.chunk_bytes:
+                os.ftruncate(descriptor, layout.chunk_bytes)
+            if column.attached.get(column.slot(chunk)) != chunk:
+                self._store.attach_chunk(self._number, chunk)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+        self._chunk = chunk
+        self._is_hot = is_hot
+        self._reserved = layout.chunk_rows if status.st_blocks * 512 >= layout.chunk_bytes else 0
+        self._is_rolled = True
+
+    def _reserve(self, chunk: int, inside: int) -> None:
+        """Reserves space ahead: a quarter of what the column holds, between 64 KiB and 2 MiB, at least a row."""
+        layout = self._column.layout
+        if not layout.row_bytes or not self._can_reserve:
+            self._reserved = layout.chunk_rows
+            return
+        stored = (chunk * layout.chunk_rows + inside) * layout.row_bytes
+        ahead = min(max(stored // 4, _LEAST_RESERVED_BYTES), _MOST_RESERVED_BYTES)
+        stop = min(layout.chunk_rows, inside + max(1, ahead // layout.row_bytes))
+        try:
+            os.posix_fallocate(self._descriptor, inside * layout.row_bytes, (stop - inside) * layout.row_bytes)
+        except OSError as error:
+            if error.errno not in _CANNOT_RESERVE:
+                raise
+            self._can_reserve = False
+            stop = layout.chunk_rows
+        self._reserved = stop
+
+    def remove_below(self, first_id: int) -> None:
+        """Removes the chunk files that lie wholly below an id."""
+        column = self._column
+        for chunk in [
+            known for known in column.attached.values() if (known + 1) * column.layout.chunk_rows <= first_id
+        ]:
+            if chunk == self._chunk:
+                self.close()
+            column.detach(chunk)
+            column.chunk_path(chunk).unlink()
+            self.dirty.discard(chunk)
+
+    def take_unsynced(self) -> tuple[set[int], bool]:
+        """Returns the chunks written since they were last synced, and whether the folder has new names; both count as synced.
+
+        The tail stays unsynced, because rows go on being written to it.
+        """
+        chunks, self.dirty = self.dirty, {self._chunk} & self.dirty
+        has_new_names, self._has_new_names = self._has_new_names, False
+        return chunks, has_new_names
+
+    def give_back(self, chunks: set[int]) -> None:
+        """Takes back what `take_unsynced` gave, when the sync failed."""
+        self.dirty |= chunks
+        self._has_new_names = True
+
+    def close(self) -> None:
+        """Closes the tail's file; the next `make_ready` opens it again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._chunk = -1, -1
+
+
+_open_stores: "weakref.WeakSet[WritableStore]" = weakref.WeakSet()
+
+
+def _abandon_in_child() -> None:
+    with contextlib.suppress(RuntimeError):
+        for store in list(_open_stores):
+            store.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)
