@@ -135,7 +135,7 @@ class GymEnvironment:
 
     In the three autoreset modes:
 
-    - The environments of a plain `SyncVectorEnv` are stepped one by one, whatever its mode. Its own `step` isn't called.
+    - The environments of a plain `SyncVectorEnv` are stepped one by one, whatever its mode, not through its `step`.
     - NEXT_STEP, the default everywhere, is what diskbuf's boundary rows are made for.
     - In SAME_STEP and DISABLED a lane between two episodes takes one step that reaches no row, and is reset once more
       with `options={"reset_mask": ...}`.
