@@ -1,10 +1,11 @@
 """Index arithmetic: which ids and lanes a request reads. Pure functions; knows no files and no TensorFlow.
 
-Rows are addressed by one flat number, ``(id - first_id) * lanes + lane``, because that is how a column lies in memory. Random draws
-are counter-based: batch k of seed s is a function of (s, k), so that a read can resume from a number alone.
+Rows are addressed by one flat number, ``(id - first_id) * lanes + lane``, because that is how a column lies in memory.
+Random draws are counter-based: batch k of seed s is a function of (s, k), so that a number is enough to resume a read.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -66,19 +67,20 @@ class UniformStream:
             self._block_first = self.batch
             row = 0
         self.batch += 1
-        return self._block[row]
+        block: NDArray[np.float64] = self._block[row]
+        return block
 
 
 class Starts(NamedTuple):
     """Where a sequence may start: ids of a window from which it neither runs out nor spans a restart.
 
     Attributes:
-        count: How many ids a sequence may start at.
-        pieces: None when these are the first `count` ids of the window; else what to add to the n-th start's number,
+        total: How many ids a sequence may start at.
+        pieces: None when these are the first `total` ids of the window; else what to add to the n-th start's number,
             [S], to get its distance from the window's first id, and the number from which on each addend counts, [S].
     """
 
-    count: int
+    total: int
     pieces: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 
 
@@ -107,9 +109,9 @@ def sequence_starts(first_id: int, next_id: int, *, num_steps: int, runs: Sequen
 
 
 def segments(first_id: int, next_id: int, *, runs: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Cuts the window at the starts of runs, so that no piece spans a restart. Returns [low, high) pairs, none empty."""
+    """Cuts the window at the starts of runs, so that no piece spans a restart; returns [low, high), none empty."""
     cuts = [first_id, *(run for run in runs if first_id < run < next_id), next_id]
-    return [(low, high) for low, high in zip(cuts, cuts[1:], strict=False) if low < high]
+    return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
 
 def draw_rows(draws: NDArray[np.float64], starts: Starts, *, lanes: int) -> NDArray[np.int64]:
@@ -117,13 +119,13 @@ def draw_rows(draws: NDArray[np.float64], starts: Starts, *, lanes: int) -> NDAr
 
     Args:
         draws: [K] in [0, 1).
-        starts: Where a sequence may start; `count` at least 1.
+        starts: Where a sequence may start; `total` at least 1.
         lanes: Number of lanes.
 
     Returns:
         [K] flat rows ``(id - first_id) * lanes + lane``.
     """
-    rows: NDArray[np.int64] = (draws * (starts.count * lanes)).astype(np.int64)
+    rows: NDArray[np.int64] = (draws * (starts.total * lanes)).astype(np.int64)
     if starts.pieces is not None:
         addends, numbers = starts.pieces
         rows += addends[np.searchsorted(numbers, rows // lanes, side="right") - 1] * lanes

@@ -51,15 +51,15 @@ class TimeStep(NamedTuple):
 
     def is_first(self) -> Any:
         """[B] bool, True in lanes where an episode begins."""
-        return np.equal(self.step_type, StepType.FIRST)
+        return _is(self.step_type, StepType.FIRST)
 
     def is_mid(self) -> Any:
         """[B] bool, True in lanes inside an episode."""
-        return np.equal(self.step_type, StepType.MID)
+        return _is(self.step_type, StepType.MID)
 
     def is_last(self) -> Any:
         """[B] bool, True in lanes whose episode has ended, terminated or truncated."""
-        return np.equal(self.step_type, StepType.LAST)
+        return _is(self.step_type, StepType.LAST)
 
 
 class PolicyStep(NamedTuple):
@@ -99,19 +99,19 @@ class Trajectory(NamedTuple):
 
     def is_first(self) -> Any:
         """[B] bool, True where the row begins an episode."""
-        return np.equal(self.step_type, StepType.FIRST)
+        return _is(self.step_type, StepType.FIRST)
 
     def is_mid(self) -> Any:
         """[B] bool, True where the row neither begins nor ends an episode, nor is a boundary."""
-        return np.equal(self.step_type, StepType.MID) & np.equal(self.next_step_type, StepType.MID)
+        return _is(self.step_type, StepType.MID) & _is(self.next_step_type, StepType.MID)
 
     def is_last(self) -> Any:
         """[B] bool, True where the row's action ended the episode."""
-        return np.equal(self.next_step_type, StepType.LAST)
+        return _is(self.next_step_type, StepType.LAST)
 
     def is_boundary(self) -> Any:
         """[B] bool, True where the row lies between two episodes and is no transition of the agent."""
-        return np.equal(self.step_type, StepType.LAST)
+        return _is(self.step_type, StepType.LAST)
 
 
 def restart(observation: Any, batch_size: int | None = None) -> TimeStep:
@@ -212,6 +212,11 @@ def trajectory_spec(time_step_spec: TimeStep, policy_step_spec: PolicyStep) -> T
         policy_step_spec: The policy's specs of action, state and info.
     """
     return from_transition(time_step_spec, policy_step_spec, time_step_spec)
+
+
+def _is(step_type: Any, value: np.int32) -> Any:
+    # `==` keeps tensors tensors, also inside a tf.function, where np.equal fails. Lists have an == of another meaning.
+    return step_type == value if hasattr(step_type, "shape") else np.equal(step_type, value)
 
 
 def _time_step(step_type: np.int32, observation: Any, reward: npt.ArrayLike, discount: npt.ArrayLike) -> TimeStep:

@@ -45,7 +45,7 @@ class Structure:
         SpecError: When a dict key is neither a str nor an int.
     """
 
-    __slots__ = ("latest", "file_paths", "keys", "num_leaves", "paths", "treespec")
+    __slots__ = ("file_paths", "keys", "latest", "num_leaves", "paths", "treespec")
 
     treespec: optree.PyTreeSpec
     num_leaves: int

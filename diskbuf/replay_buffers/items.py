@@ -10,7 +10,6 @@ from diskbuf.errors import SpecError
 from diskbuf.specs import ArraySpec
 from diskbuf.tree import Structure
 
-
 _DTYPE_AND_SHAPE = operator.attrgetter("dtype", "shape")
 
 
@@ -80,8 +79,8 @@ class ItemFormat:
             )
             if leaf.dtype != spec.dtype or leaf.shape != (*outer, *spec.shape):
                 raise SpecError(
-                    f"leaf {path!r} must be {spec.dtype} {_shape(outer, spec.shape)}, got {leaf.dtype} {_shape(leaf.shape)}. "
-                    + self._advice(leaf, spec, outer),
+                    f"leaf {path!r} must be {spec.dtype} {_shape(outer, spec.shape)}, "
+                    f"got {leaf.dtype} {_shape(leaf.shape)}. " + self._advice(leaf, spec, outer),
                     path=path,
                 )
         return leaves
@@ -107,7 +106,8 @@ def _as_array(leaf: Any, path: str) -> NDArray[Any]:
     if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__array__"):
         return np.asarray(leaf)
     raise SpecError(
-        f"leaf {path!r} must be a numpy array or a tensor, got {type(leaf).__name__}. Use numpy.asarray with the spec's dtype.",
+        f"leaf {path!r} must be a numpy array or a tensor, got {type(leaf).__name__}. "
+        "Use numpy.asarray with the spec's dtype.",
         path=path,
     )
 

@@ -1,7 +1,7 @@
 """Making, continuing and opening the stores behind buffers: what must agree, and what to say when it doesn't."""
 
 import dataclasses
-import datetime
+import datetime as dt
 import json
 import os
 from pathlib import Path
@@ -189,7 +189,7 @@ def _new_manifest(request: StoreRequest) -> Manifest:
         first_id=0,
         next_id=0,
         runs=(),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         metadata=request.metadata,
         package_version=diskbuf.__version__,
     )
@@ -209,7 +209,8 @@ def _check_free(path: Path, mode: str) -> None:
 
 def _taken(path: Path, what: str) -> StoreExistsError:
     return StoreExistsError(
-        f"cannot create a store at {path}: the path holds {what}. Choose another path, or mode='a' to continue a store.",
+        f"cannot create a store at {path}: the path holds {what}. "
+        "Choose another path, or mode='a' to continue a store.",
         path=str(path),
     )
 
@@ -227,7 +228,8 @@ def _check_unused(path: Path) -> None:
         header.close()
     if has_rows:
         raise StoreCorruptError(
-            f"{path / ZARR_JSON} must hold the store's manifest, but is missing while the store has rows. Restore that file.",
+            f"{path / ZARR_JSON} must hold the store's manifest, but is missing while the store has rows. "
+            "Restore that file.",
             path=str(path / ZARR_JSON),
         )
 

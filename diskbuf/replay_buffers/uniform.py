@@ -7,9 +7,9 @@ import secrets
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -56,7 +56,7 @@ class UniformReplayBuffer:
         >>> spec = {"observation": specs.ArraySpec([3], "float32"), "reward": specs.ArraySpec([], "float32")}
         >>> with UniformReplayBuffer(spec, batch_size=2, max_length=100, seed=7) as buffer:
         ...     for t in range(5):
-        ...         buffer.add_batch({"observation": np.full([2, 3], t, "float32"), "reward": np.full([2], t, "float32")})
+        ...         buffer.add_batch({"observation": np.full([2, 3], t, "f4"), "reward": np.full([2], t, "f4")})
         ...     items, info = buffer.get_next(sample_batch_size=4, num_steps=2)
         >>> items["observation"].shape, bool((items["reward"] == info.ids).all())
         ((4, 2, 3), True)
@@ -332,7 +332,7 @@ class UniformReplayBuffer:
         while True:
             first_id, next_id = store.window()
             starts = plan.sequence_starts(first_id, next_id, num_steps=num_steps or 1, runs=store.runs)
-            if not starts.count:
+            if not starts.total:
                 raise self._too_few(first_id, next_id, num_steps or 1)
             rows = plan.draw_rows(draws, starts, lanes=lanes)
             if num_steps is not None:
@@ -342,7 +342,7 @@ class UniformReplayBuffer:
                 ids = rows // lanes
                 ids += first_id
                 probabilities = np.empty(len(draws), np.float32)
-                probabilities.fill(1.0 / (starts.count * lanes))
+                probabilities.fill(1.0 / (starts.total * lanes))
                 return leaves, BufferInfo(ids, probabilities)
 
     def gather_all(self) -> Any:
@@ -462,13 +462,13 @@ class UniformReplayBuffer:
             return
         if size > self.batch_size:
             raise OptionError(
-                f"sample_batch_size must be at most the {self.batch_size} lanes when dataset_drop_remainder is set, got {size}: "
-                "ALL data will be dropped by the deterministic dataset. Make it smaller."
+                f"sample_batch_size must be at most the {self.batch_size} lanes when dataset_drop_remainder is set, "
+                f"got {size}: ALL data will be dropped by the deterministic dataset. Make it smaller."
             )
         if self._length is not None and steps > self._length:
             raise OptionError(
-                f"num_steps must be at most max_length, {self._length}, when dataset_drop_remainder is set, got {steps}: "
-                "ALL data will be dropped by the deterministic dataset. Make it smaller."
+                f"num_steps must be at most max_length, {self._length}, when dataset_drop_remainder is set, "
+                f"got {steps}: ALL data will be dropped by the deterministic dataset. Make it smaller."
             )
 
     def _read_pass(self, request: plan.PassRequest) -> Iterator[list[NDArray[Any]]]:
@@ -482,8 +482,8 @@ class UniformReplayBuffer:
             leaves = self._opened().gather(first_id, (ids - first_id) * self.batch_size + lanes)
             if leaves is None:
                 raise WindowError(
-                    f"ids from {first_id} must stay in the window while a deterministic pass reads them, but were evicted. "
-                    "Stop adding meanwhile, or use a larger max_length."
+                    f"ids from {first_id} must stay in the window while a deterministic pass reads them, "
+                    "but were evicted. Stop adding meanwhile, or use a larger max_length."
                 )
             yield [*leaves, ids]
 
@@ -541,8 +541,8 @@ class UniformReplayBuffer:
         if first_id == next_id:
             return EmptyBufferError(f"buffer {self._path} must hold steps to be sampled, but is empty. Add some first.")
         return WindowError(
-            f"num_steps must be at most the {self._longest_run(first_id, next_id)} consecutive ids of a run in the window "
-            f"[{first_id}, {next_id}), got {num_steps}."
+            f"num_steps must be at most the {self._longest_run(first_id, next_id)} consecutive ids of a run "
+            f"in the window [{first_id}, {next_id}), got {num_steps}."
         )
 
     def _longest_run(self, first_id: int, next_id: int) -> int:
@@ -558,7 +558,7 @@ class UniformReplayBuffer:
             raise WindowError(f"num_steps must be at most max_length, {self._length}, got {num_steps}.")
 
 
-def open(  # noqa: A001 - the module's own open, as zarr.open and h5py's are
+def open(
     path: str | os.PathLike[str],
     mode: Literal["r", "r+"] = "r",
     history: bool = False,

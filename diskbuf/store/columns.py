@@ -18,7 +18,7 @@ from diskbuf.store.layout import ColumnLayout, page_multiple
 from diskbuf.store.mapping import Reservation
 
 PWRITE_ROW_BYTES = 4096
-"""From this row size on, fresh pages are filled faster by pwrite, which makes them in large folios without a fault each."""
+"""From this row size on, pwrite fills fresh pages faster: it makes them in large folios, without a fault each."""
 
 GROWING_RESERVATION_BYTES = 2**36
 """Address space that a column which is never overwritten reserves at first; it doubles when that is used up."""
@@ -44,7 +44,7 @@ class PwriteTail:
 
     def __setitem__(self, row: int | slice, rows: NDArray[Any]) -> None:
         start = row.start if isinstance(row, slice) else row
-        data = memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8))
+        data = _bytes_of(np.ascontiguousarray(rows))
         offset = self._offset + start * self._row_bytes
         while data:  # a full disk or a signal can cut a write short
             written = os.pwrite(self._descriptor, data, offset)
@@ -101,7 +101,7 @@ class Column(abc.ABC):
         """Copies rows in any order.
 
         Args:
-            rows: [*K] flat rows ``offset(first_id) + (id - first_id) * lanes + lane``, of ids whose chunks are attached.
+            rows: [*K] flat rows ``offset(first_id) + (id - first_id) * lanes + lane``; their chunks are attached.
 
         Returns:
             [*K, *shape], freshly allocated.
@@ -109,7 +109,7 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
-        """Returns the rows of `count` ids inside one chunk as [count, lanes, *shape]; may share memory with the file."""
+        """Returns `count` ids inside one chunk as [count, lanes, *shape]; may share memory with the file."""
 
     @abc.abstractmethod
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
@@ -128,7 +128,8 @@ class Column(abc.ABC):
         size = os.fstat(descriptor).st_size
         if size != self.layout.chunk_bytes:
             raise StoreCorruptError(
-                f"chunk file {path} of leaf {self.layout.path!r} must hold {self.layout.chunk_bytes} bytes, has {size}. Restore that file.",
+                f"chunk file {path} of leaf {self.layout.path!r} must hold "
+                f"{self.layout.chunk_bytes} bytes, has {size}. Restore that file.",
                 path=str(path),
             )
 
@@ -205,16 +206,17 @@ class MappedColumn(Column):
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         if self._is_flat:
             if rows.size * self._lane_bytes < _ALIGNED_BYTES:
-                return self._flat.take(rows, 0, mode="wrap")  # type: ignore[no-any-return]
+                return self._flat.take(rows, 0, mode="wrap")
             out = aligned_empty((*rows.shape, *self.layout.shape), self.layout.dtype)
             return self._flat.take(rows, 0, out=out, mode="wrap")
         ids, lanes = np.divmod(rows, self.layout.lanes)
         chunk, row = np.divmod(ids, self.layout.chunk_rows)
-        return self._view[chunk % self._chunks, row, lanes]  # type: ignore[no-any-return]
+        found: NDArray[Any] = self._view[chunk % self._chunks, row, lanes]
+        return found
 
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)
-        return self._view[chunk, row : row + count]  # type: ignore[no-any-return]
+        return self._view[chunk, row : row + count]
 
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
         layout = self.layout
@@ -265,11 +267,11 @@ class FileColumn(Column):
         layout = self.layout
         out = aligned_empty((rows.size, *layout.shape), layout.dtype)
         lane_bytes = layout.lane_bytes
-        raw = out.reshape(-1).view(np.uint8) if out.size else np.empty(0, np.uint8)
+        raw = _bytes_of(out)
         for position, row in enumerate(rows.reshape(-1).tolist()):
             step, lane = divmod(row, layout.lanes)
             chunk, inside = divmod(step, layout.chunk_rows)
-            target = memoryview(raw[position * lane_bytes : (position + 1) * lane_bytes])
+            target = raw[position * lane_bytes : (position + 1) * lane_bytes]
             self._read(chunk, (inside * layout.lanes + lane) * lane_bytes, target)
         return out.reshape(*rows.shape, *layout.shape)
 
@@ -284,8 +286,7 @@ class FileColumn(Column):
         layout = self.layout
         out = aligned_empty((count, layout.lanes, *layout.shape), layout.dtype)
         chunk, inside = divmod(first_id, layout.chunk_rows)
-        if out.size:
-            self._read(chunk, inside * layout.row_bytes, memoryview(out.reshape(-1).view(np.uint8)))
+        self._read(chunk, inside * layout.row_bytes, _bytes_of(out))
         return out
 
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
@@ -313,6 +314,11 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     raw = np.empty(size + _ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    """The memory of a C-contiguous array."""
+    return memoryview(array.reshape(-1).view(np.uint8) if array.size else b"")  # type: ignore[arg-type]  # numpy's Buffer
 
 
 def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

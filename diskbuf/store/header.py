@@ -1,6 +1,6 @@
 """The live header: one page, mapped by every process that has the store open, that says which ids exist.
 
-    word  0  magic               word  4  epoch: openings for writing; a reader that sees it change looks at everything anew
+    word  0  magic               word  4  epoch: openings for writing; readers look at everything anew when it changes
     word  1  layout of the page  word  5  generation: how many times the store was cleared
     word 2-3 boot id             word  6  floor: no id below it is in the window
                                  word  7  next id: the commit. A step is there for every process once this has passed it

@@ -136,7 +136,8 @@ def read_manifest(store: Path) -> Manifest:
         document = json.loads(text)
     except ValueError as error:
         raise StoreCorruptError(
-            f"{path} must be JSON, got {len(text)} bytes that are not ({error}). Restore that file; the rows are in the chunk files beside it.",
+            f"{path} must be JSON, got {len(text)} bytes that are not ({error}). "
+            "Restore that file; the rows are in the chunk files beside it.",
             path=str(path),
         ) from error
     attributes = document.get("attributes") if isinstance(document, dict) else None
@@ -211,6 +212,11 @@ class ZarrMetadata:
             },
         }
         files.replace_file(self.store / ZARR_JSON, _dump(root), sync=sync)
+
+    def remove_temporaries(self) -> None:
+        """Removes what a process killed while it replaced a document may have left."""
+        for folder in (*self._arrays, *self._groups(), ""):
+            files.temporary_of(self.store / folder / ZARR_JSON).unlink(missing_ok=True)
 
     def _groups(self) -> list[str]:
         """Paths of the groups between the root and the columns, outer ones first."""

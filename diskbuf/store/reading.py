@@ -6,7 +6,7 @@ import errno
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,8 @@ class Store:
                 return  # evicted since the window was read
             path = self.columns[number].chunk_path(chunk)
             raise StoreCorruptError(
-                f"chunk file {path} of leaf {layout.path!r} must be there for ids from {chunk * layout.chunk_rows}, but is missing. Restore that file.",
+                f"chunk file {path} of leaf {layout.path!r} must be there for ids "
+                f"from {chunk * layout.chunk_rows}, but is missing. Restore that file.",
                 path=str(path),
             ) from error
 
@@ -238,8 +239,10 @@ class Store:
                 if index is None:
                     index = shifted[offset] = rows + offset
                 found.append(column.take(index))
-        except FileNotFoundError:
-            return self._recycled(first_id)
+        except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
+            if self._is_intact(first_id):
+                raise
+            return None
         return found if self._is_intact(first_id) else None
 
     def read_range(self, first_id: int, next_id: int) -> list[NDArray[Any]] | None:
@@ -254,14 +257,11 @@ class Store:
         """
         try:
             found = [_read_range(column, first_id, next_id) for column in self.columns]
-        except FileNotFoundError:
-            return self._recycled(first_id)
+        except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
+            if self._is_intact(first_id):
+                raise
+            return None
         return found if self._is_intact(first_id) else None
-
-    def _recycled(self, first_id: int) -> None:
-        """Accepts that a chunk file is gone, in an except block, when its rows have left the window since."""
-        if self._is_intact(first_id):
-            raise  # noqa: PLE0704 - only called while the FileNotFoundError is handled
 
     def close(self) -> None:
         """Closes the files; closing twice is fine. Arrays handed out stay valid."""

@@ -168,9 +168,9 @@ class WritableStore(Store):
         self._record(self._durable)
         if header.is_live:
             header.words[FLOOR] = extent.floor
-        self._commit(extent.next_id, floor=floor, generation=extent.generation)
+        self._commit(dataclasses.replace(extent, floor=floor))
         header.begin(dataclasses.replace(extent, floor=floor))
-        self._words = header.words
+        self._words = self._live = header.words
         self._epoch = header.words[EPOCH]
         self._attached_to = EVERY_ID  # chunks are attached as they are begun
         self._writers = [
@@ -178,6 +178,10 @@ class WritableStore(Store):
             for number in range(len(self.columns))
         ]
         self._remove_leftovers(floor, extent.next_id)
+
+    @property
+    def _writers_words(self) -> "memoryview[int]":
+        return self._writers_header.words
 
     @property
     def _writers_header(self) -> LiveHeader:
@@ -196,8 +200,7 @@ class WritableStore(Store):
                 chunk = column.layout.chunk_of_name(name)
                 if chunk is not None and not lowest // rows <= chunk < -(-next_id // rows):
                     (column.folder / name).unlink()
-        for leftover in self.path.rglob(files.temporary_of(self.path / "*").name):
-            leftover.unlink(missing_ok=True)
+        self._documents.remove_temporaries()
 
     # ---- appending
 
@@ -211,7 +214,7 @@ class WritableStore(Store):
             OSError: When the disk is full, or an earlier background sync failed; nothing was appended.
         """
         with self._appending:
-            words = self._words
+            words = self._live
             next_id = words[NEXT]
             if next_id >= self._ready:
                 self._prepare(next_id)
@@ -234,19 +237,26 @@ class WritableStore(Store):
             OSError: As `append`; nothing was appended.
         """
         with self._appending:
-            first_id = self._words[NEXT]
-            done = 0
-            while done < count:
-                if first_id + done >= self._ready:
-                    self._prepare(first_id + done)
-                row = first_id + done - self._start
-                size = min(count - done, self._ready - first_id - done)
-                for tail, leaf in zip(self._tails, rows, strict=True):
-                    tail[row : row + size] = leaf[:, done : done + size].swapaxes(0, 1)
-                done += size
-            if self._syncs_always:
-                self._sync_before(first_id + count)
+            first_id = self._writers_words[NEXT]
+            try:
+                self._write_ahead(rows, first_id, count)
+                if self._syncs_always:
+                    self._sync_before(first_id + count)
+            except BaseException:
+                self._ready = min(self._ready, 0)  # the tails may have moved past what is published
+                raise
             self._set_next(first_id + count)
+
+    def _write_ahead(self, rows: Sequence[NDArray[Any]], first_id: int, count: int) -> None:
+        done = 0
+        while done < count:
+            if first_id + done >= self._ready:
+                self._prepare(first_id + done)
+            row = first_id + done - self._start
+            size = min(count - done, self._ready - first_id - done)
+            for tail, leaf in zip(self._tails, rows, strict=True):
+                tail[row : row + size] = leaf[:, done : done + size].swapaxes(0, 1)
+            done += size
 
     def _sync_before(self, next_id: int) -> None:
         """Brings rows below `next_id` to the disk, and counts them there, before they are published."""
@@ -256,7 +266,7 @@ class WritableStore(Store):
 
     def _set_next(self, next_id: int) -> None:
         self._fence()
-        self._words[NEXT] = next_id
+        self._writers_words[NEXT] = next_id
 
     def _prepare(self, next_id: int) -> None:
         """Makes ids from `next_id` up to `_ready` writable through `_tails`: chunks rolled, space reserved."""
@@ -268,22 +278,23 @@ class WritableStore(Store):
             ) from failure
         if self._ready < 0:
             raise ReadOnlyError(
-                f"store {self.path} must be written to by the process that opened it, and before it is closed. Open it in this process."
+                f"store {self.path} must be written to by the process that opened it, and before it is closed. "
+                "Open it in this process."
             )
         self._pending = next_id
-        ready = min((writer.make_ready(next_id) for writer in self._writers))
+        ready = min(writer.make_ready(next_id) for writer in self._writers)
         self._tails = [writer.tail(next_id, ready - next_id) for writer in self._writers]
         self._start, self._ready = next_id, ready
         if self._keeper is None:
             seconds = self._options.fsync_seconds if self._options.fsync == "interval" and self._is_durable else None
             self._keeper = Keeper(self, sync_seconds=seconds)
-        if any([writer.take_roll() for writer in self._writers]):
+        if next_id in {writer.chunk_start for writer in self._writers}:
             self._has_rolled = True
             self._keeper.wake()
 
     def before_overwrite(self, below: int) -> None:
         """Called before rows below an id are destroyed: no reader and no power cut may count on them any more."""
-        if self._pending > self._words[NEXT]:
+        if self._pending > self._writers_words[NEXT]:
             self._set_next(self._pending)  # a long extend: readers must see how far it has come before it laps them
         with self._recording:
             if below > self._durable.floor and self._durable.floor < self._durable.next_id:
@@ -293,17 +304,19 @@ class WritableStore(Store):
         """Takes ids below `first_id` out of the durable record; with fsync="never" all, since no sync will follow."""
         next_id = self._durable.next_id
         floor = next_id if self._options.fsync == "never" else min(first_id, next_id)
-        self._record(Extent(generation=self._words[GENERATION], floor=floor, next_id=next_id))
+        self._record(Extent(generation=self._writers_words[GENERATION], floor=floor, next_id=next_id))
 
     def _bounds_of_window(self) -> tuple[int, int]:
-        next_id = self._words[NEXT]
+        next_id = self._writers_words[NEXT]
         length = self.manifest.max_length
-        return (self._words[FLOOR] if length is None else max(self._words[FLOOR], next_id - length)), next_id
+        return (
+            self._writers_words[FLOOR] if length is None else max(self._writers_words[FLOOR], next_id - length)
+        ), next_id
 
     def clear(self) -> None:
         """Empties the window. Ids go on; rows stay on disk where the store keeps history."""
         with self._appending:
-            words = self._words
+            words = self._writers_words
             next_id = words[NEXT]
             words[FLOOR] = next_id
             words[GENERATION] += 1
@@ -323,37 +336,40 @@ class WritableStore(Store):
         """
         with self._flushing:
             with self._appending:
-                extent = self._extent(self._words[NEXT])
+                extent = self._extent(self._writers_words[NEXT])
                 if extent == self._flushed:
                     return
                 unsynced = [writer.take_unsynced() for writer in self._writers]
+            self._sync_chunks(unsynced)
             try:
-                self._sync_chunks(unsynced)
-            except BaseException:
-                with self._appending:
-                    for writer, (chunks, _) in zip(self._writers, unsynced, strict=True):
-                        writer.give_back(chunks)
-                raise
-            self._commit(extent.next_id, floor=extent.floor, generation=extent.generation)
-            with self._recording:
-                self._record(self._extent(extent.next_id))
+                self._commit(extent)
+            finally:  # the record needs no room: a full disk can't keep it back
+                with self._recording:
+                    self._record(self._extent(extent.next_id))
             self._flushed = extent
 
     def _extent(self, next_id: int) -> Extent:
         """What may be recorded when ids up to `next_id` are on disk: by now some of them may be overwritten."""
-        return Extent(generation=self._words[GENERATION], floor=self._bounds_of_window()[0], next_id=next_id)
+        return Extent(generation=self._writers_words[GENERATION], floor=self._bounds_of_window()[0], next_id=next_id)
 
     def _sync_chunks(self, unsynced: list[tuple[set[int], bool]]) -> None:
-        for column, (chunks, has_new_names) in zip(self.columns, unsynced, strict=True):
-            for chunk in sorted(chunks):
-                files.sync_file(column.chunk_path(chunk))
-            if has_new_names:
-                files.sync_folder(column.folder)
+        try:
+            for column, (chunks, has_new_names) in zip(self.columns, unsynced, strict=True):
+                for chunk in sorted(chunks):
+                    files.sync_file(column.chunk_path(chunk))
+                if has_new_names:
+                    files.sync_folder(column.folder)
+        except BaseException:
+            for writer, (chunks, _) in zip(self._writers, unsynced, strict=True):
+                writer.give_back(chunks)
+            raise
 
-    def _commit(self, next_id: int, *, floor: int, generation: int) -> None:
+    def _commit(self, extent: Extent) -> None:
         """Brings the zarr metadata and the manifest up to date."""
-        floor = min(floor, next_id)
-        self.manifest = dataclasses.replace(self.manifest, first_id=floor, next_id=next_id, generation=generation)
+        floor = min(extent.floor, extent.next_id)
+        self.manifest = dataclasses.replace(
+            self.manifest, first_id=floor, next_id=extent.next_id, generation=extent.generation
+        )
         self._documents.commit(self.manifest, sync=self._is_durable)
         self._committed_seconds = time.monotonic()
         self._has_rolled = False
@@ -375,8 +391,7 @@ class WritableStore(Store):
             self._declare()
             if self._has_rolled and time.monotonic() - self._committed_seconds >= COMMIT_SECONDS:
                 with self._flushing:
-                    extent = self._extent(self._words[NEXT])
-                    self._commit(extent.next_id, floor=extent.floor, generation=extent.generation)
+                    self._commit(self._extent(self._writers_words[NEXT]))
         except OSError as error:
             with self._appending:
                 self._failure = error
@@ -418,9 +433,13 @@ class WritableStore(Store):
             self._lock_file.close()
 
     def abandon(self) -> None:
-        """Refuses all writing from now on: for the copy of this store in a forked child."""
+        """Refuses all writing from now on: for the copy of this store in a forked child.
+
+        The parent's threads don't exist there, nor will the locks that they held ever be freed.
+        """
         self._ready = -1
         self._keeper = None
+        self._appending, self._flushing, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
 
     def __del__(self) -> None:
         if hasattr(self, "_header"):
@@ -448,7 +467,6 @@ class _ColumnWriter:
         self._is_hot = False
         self._can_reserve = True
         self._has_new_names = False
-        self._is_rolled = False
         rows = self._column.layout.chunk_rows
         self.dirty = set(range(min(unsynced_from, next_id) // rows, -(-next_id // rows)))
 
@@ -480,10 +498,10 @@ class _ColumnWriter:
             )
         return self._column.tail(first_id, count, descriptor=self._descriptor, is_hot=self._is_hot)
 
-    def take_roll(self) -> bool:
-        """Whether a chunk was begun since this was last asked."""
-        is_rolled, self._is_rolled = self._is_rolled, False
-        return is_rolled
+    @property
+    def chunk_start(self) -> int:
+        """First id of the chunk being written."""
+        return self._chunk * self._column.layout.chunk_rows
 
     def _roll(self, chunk: int) -> None:
         column, layout = self._column, self._column.layout
@@ -512,7 +530,6 @@ class _ColumnWriter:
         self._chunk = chunk
         self._is_hot = is_hot
         self._reserved = layout.chunk_rows if status.st_blocks * 512 >= layout.chunk_bytes else 0
-        self._is_rolled = True
 
     def _reserve(self, chunk: int, inside: int) -> None:
         """Reserves space ahead: a quarter of what the column holds, between 64 KiB and 2 MiB, at least a row."""
@@ -545,9 +562,9 @@ class _ColumnWriter:
             self.dirty.discard(chunk)
 
     def take_unsynced(self) -> tuple[set[int], bool]:
-        """Returns the chunks written since they were last synced, and whether the folder has new names; both count as synced.
+        """Returns the chunks written since they were last synced and whether the folder has new names.
 
-        The tail stays unsynced, because rows go on being written to it.
+        Both count as synced from then on. The tail stays unsynced, because rows go on being written to it.
         """
         chunks, self.dirty = self.dirty, {self._chunk} & self.dirty
         has_new_names, self._has_new_names = self._has_new_names, False
