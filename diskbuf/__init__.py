@@ -24,6 +24,8 @@ Importing diskbuf imports nothing else: each name below is fetched from its modu
 import importlib
 from typing import TYPE_CHECKING
 
+from diskbuf.version import __version__
+
 if TYPE_CHECKING:
     from diskbuf import drivers, environments, errors, policies, specs, trajectories
     from diskbuf.errors import (
@@ -46,8 +48,6 @@ if TYPE_CHECKING:
     from diskbuf.options import StoreOptions
     from diskbuf.replay_buffers.uniform import BufferInfo, UniformReplayBuffer, open
     from diskbuf.specs import ArraySpec, BoundedArraySpec
-
-__version__ = "0.1.0"
 
 # Where each name lives; a module stands for itself. The import block above and __all__ say the same to type checkers.
 _MODULES = {

@@ -99,8 +99,8 @@ class Structure:
     def from_json(cls, value: Any) -> "Structure":
         """Returns the structure that `to_json` wrote.
 
-        The class of a namedtuple is imported, which imports its module. Where that fails, or finds something other
-        than a namedtuple class of that name with these fields, an equal class is made; reading again gives that class.
+        The class of a namedtuple is taken from its module when that is imported already, or diskbuf's own. Where there
+        is none of that name with these fields, an equal class is made; reading again gives that class.
 
         Raises:
             StoreFormatError: When the value isn't one that `to_json` writes.
@@ -415,9 +415,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any], list[Any]], Any]] = {
 
 
 def _imported(module: Any, qualname: Any, fields: tuple[str, ...]) -> Any:
-    """The namedtuple class of that name with these fields, None where there is none to import."""
+    """The namedtuple class of that name with these fields, None where there is none.
+
+    Looks in modules that are imported already and in diskbuf's own: a store must not be able to run a module's import,
+    nor to bring TensorFlow in because it holds a Trajectory of TF-Agents.
+    """
     try:
-        found: Any = sys.modules.get(module) or importlib.import_module(module)
+        is_own = module.partition(".")[0] == __package__
+        found: Any = importlib.import_module(module) if is_own else sys.modules[module]
         for name in qualname.split("."):
             found = getattr(found, name)
     except (Exception, SystemExit):  # noqa: BLE001 - a module may fail in any way; an equal class does as well.

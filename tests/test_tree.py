@@ -2,8 +2,10 @@
 
 import collections
 import copy
+import importlib
 import json
 import pickle
+import subprocess
 import sys
 import types
 import urllib.parse
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diskbuf.errors import SpecError, StoreFormatError
+from diskbuf.trajectories import TimeStep
 from diskbuf.tree import Structure, compare, describe
 
 
@@ -383,12 +386,27 @@ def test_a_module_that_fails_or_exits_at_import_is_no_obstacle(tmp_path: Any, mo
         assert Structure.from_json(namedtuple_json(name, "Step", "a")).paths == ("a",)
 
 
-def test_a_class_is_imported_from_its_module(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_is_found_in_an_imported_module_and_no_module_is_imported_for_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     code = "import typing\nclass Outer:\n    class Step(typing.NamedTuple):\n        a: int\n"
     (tmp_path / "has_a_step.py").write_text(code)
-    step = Structure.from_json(namedtuple_json("has_a_step", "Outer.Step", "a")).unflatten([1])
-    assert type(step) is sys.modules["has_a_step"].Outer.Step
+    value = namedtuple_json("has_a_step", "Outer.Step", "a")
+    made = Structure.from_json(value).unflatten([1])
+    assert "has_a_step" not in sys.modules
+    module = importlib.import_module("has_a_step")
+    monkeypatch.setitem(sys.modules, "has_a_step", module)  # forgotten again afterwards
+    step = Structure.from_json(value).unflatten([1])
+    assert type(step) is module.Outer.Step
+    assert step == made
+
+
+def test_a_class_of_diskbuf_is_found_whether_it_is_imported_or_not() -> None:
+    value = Structure(TimeStep(1, 2, 3, 4)).to_json()
+    code = f"from diskbuf.tree import Structure; print(type(Structure.from_json({value!r}).unflatten(range(4))))"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out == f"{TimeStep}\n"
 
 
 def test_nothing_is_called_to_find_a_class(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-import diskbuf
 from diskbuf import specs
 from diskbuf.errors import OptionError, StoreCorruptError, StoreExistsError, StoreMismatchError
 from diskbuf.options import StoreOptions
@@ -17,6 +16,7 @@ from diskbuf.store.layout import rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, read_manifest
 from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, Leaf, Store
 from diskbuf.store.writing import WritableStore, create_store, lock_store
+from diskbuf.version import __version__
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
             options=request.options,
             max_length=request.max_length,
             metadata=request.metadata,
-            package_version=diskbuf.__version__,
+            package_version=__version__,
             is_durable=not request.is_private,
         )
     except BaseException:
@@ -158,7 +158,7 @@ def open_existing(
             lock=lock,
             options=options,
             max_length=read_manifest(path).max_length,
-            package_version=diskbuf.__version__,
+            package_version=__version__,
             reads_history=reads_history,
         )
     except BaseException:
@@ -191,7 +191,7 @@ def _new_manifest(request: StoreRequest) -> Manifest:
         runs=(),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         metadata=request.metadata,
-        package_version=diskbuf.__version__,
+        package_version=__version__,
     )
 
 
