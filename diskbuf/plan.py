@@ -6,6 +6,7 @@ Random draws are counter-based: batch k of seed s is a function of (s, k), so th
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -50,25 +51,30 @@ def uniforms(seed: int, first_batch: int, *, batches: int, count: int) -> NDArra
 
 
 class UniformStream:
-    """Hands out the draws of a seed batch by batch, made in blocks because numpy's cost is per call."""
+    """Hands out the draws of a seed batch by batch, made in blocks because numpy's cost is per call.
+
+    Threads may share one: each batch goes to one of them.
+    """
 
     def __init__(self, seed: int, *, batch: int = 0) -> None:
         self.seed = seed
         self.batch = batch
         self._block = np.empty((0, 0))
         self._block_first = 0
+        self._drawing = threading.Lock()
 
     def next(self, count: int) -> NDArray[np.float64]:
         """Returns the [count] draws of the next batch; the caller must not write to them."""
-        row = self.batch - self._block_first
-        if self._block.shape[1] != count or not 0 <= row < len(self._block):
-            batches = _BLOCK_BATCHES if count <= 4096 else 1
-            self._block = uniforms(self.seed, self.batch, batches=batches, count=count)
-            self._block_first = self.batch
-            row = 0
-        self.batch += 1
-        block: NDArray[np.float64] = self._block[row]
-        return block
+        with self._drawing:
+            row = self.batch - self._block_first
+            if self._block.shape[1] != count or not 0 <= row < len(self._block):
+                batches = _BLOCK_BATCHES if count <= 4096 else 1
+                self._block = uniforms(self.seed, self.batch, batches=batches, count=count)
+                self._block_first = self.batch
+                row = 0
+            self.batch += 1
+            block: NDArray[np.float64] = self._block[row]
+            return block
 
 
 class Starts(NamedTuple):
