@@ -235,6 +235,11 @@ class UniformReplayBuffer:
         writer = self._writer
         if writer is None:
             raise self._not_writable()
+        try:
+            if writer.append(self._format.flatten_up_to(items)):
+                return
+        except (ValueError, AttributeError):
+            pass  # not of the exact structure, or no arrays: the careful way converts or explains
         writer.append(self._format.rows(items))
 
     def extend(self, items: Any) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import ReadOnlyError
@@ -127,7 +128,7 @@ class WritableStore(Store):
         self._flushing = threading.Lock()  # one flush or commit at a time
         self._recording = threading.Lock()  # the durable record
         self._start, self._ready = 0, 0
-        self._tails: list[Tail] = []
+        self._tails: list[tuple[Tail, np.dtype[Any], tuple[int, ...]]] = []
         self._writers: list[_ColumnWriter] = []
         self._keeper: Keeper | None = None
         self._failure: OSError | None = None
@@ -204,11 +205,14 @@ class WritableStore(Store):
 
     # ---- appending
 
-    def append(self, rows: Sequence[NDArray[Any]]) -> None:
+    def append(self, rows: Sequence[Any]) -> bool:
         """Appends one id.
 
         Args:
-            rows: For each column [lanes, *shape], of the column's dtype and shape.
+            rows: For each column an array, [lanes, *shape] if it is to be taken.
+
+        Returns:
+            Whether all have exactly their column's dtype and shape; if not, nothing was appended.
 
         Raises:
             OSError: When the disk is full, or an earlier background sync failed; nothing was appended.
@@ -219,12 +223,16 @@ class WritableStore(Store):
             if next_id >= self._ready:
                 self._prepare(next_id)
             row = next_id - self._start
-            for tail, leaf in zip(self._tails, rows):  # noqa: B905 - strict= costs a tenth of a whole add
+            # A row that is written but not published is not there, so one loop can check and write.
+            for (tail, dtype, shape), leaf in zip(self._tails, rows):  # noqa: B905 - strict= costs a tenth of an add
+                if (leaf.dtype is not dtype and leaf.dtype != dtype) or leaf.shape != shape:
+                    return False
                 tail[row] = leaf
             if self._syncs_always:
                 self._sync_before(next_id + 1)
             self._fence()
             words[NEXT] = next_id + 1
+            return True
 
     def extend(self, rows: Sequence[NDArray[Any]], count: int) -> None:
         """Appends `count` ids; readers see them all at once, unless a full ring is being overwritten.
@@ -254,7 +262,7 @@ class WritableStore(Store):
                 self._prepare(first_id + done)
             row = first_id + done - self._start
             size = min(count - done, self._ready - first_id - done)
-            for tail, leaf in zip(self._tails, rows, strict=True):
+            for (tail, _, _), leaf in zip(self._tails, rows, strict=True):
                 tail[row : row + size] = leaf[:, done : done + size].swapaxes(0, 1)
             done += size
 
@@ -283,7 +291,10 @@ class WritableStore(Store):
             )
         self._pending = next_id
         ready = min(writer.make_ready(next_id) for writer in self._writers)
-        self._tails = [writer.tail(next_id, ready - next_id) for writer in self._writers]
+        self._tails = [
+            (writer.tail(next_id, ready - next_id), layout.dtype, (layout.lanes, *layout.shape))
+            for writer, layout in zip(self._writers, (column.layout for column in self.columns), strict=True)
+        ]
         self._start, self._ready = next_id, ready
         if self._keeper is None:
             seconds = self._options.fsync_seconds if self._options.fsync == "interval" and self._is_durable else None
