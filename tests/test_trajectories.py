@@ -127,3 +127,23 @@ def test_the_trajectory_spec_describes_rows_without_their_batch_axis() -> None:
         reward=ArraySpec((), np.float32),
         discount=BoundedArraySpec((), np.float32, 0, 1),
     )
+
+
+def test_rows_of_tensors_know_their_kind_inside_a_tf_function() -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    @tf.function
+    def kinds(step_type: object, next_step_type: object) -> tuple[object, ...]:
+        row = Trajectory(step_type, (), (), (), next_step_type, (), ())
+        return row.is_first(), row.is_mid(), row.is_last(), row.is_boundary()
+
+    first, mid, last, boundary = kinds(tf.constant([0, 1, 1, 2]), tf.constant([1, 1, 2, 0]))
+    assert first.numpy().tolist() == [True, False, False, False]
+    assert mid.numpy().tolist() == [False, True, False, False]
+    assert last.numpy().tolist() == [False, False, True, False]
+    assert boundary.numpy().tolist() == [False, False, False, True]
+
+
+def test_rows_of_lists_know_their_kind() -> None:
+    row = Trajectory([0, 1, 2], (), (), (), [1, 2, 0], (), ())
+    assert row.is_boundary().tolist() == [False, False, True]
