@@ -153,11 +153,12 @@ class MappedColumn(Column):
         self._lane_bytes = layout.lane_bytes
         self._ring_rows = layout.ring_rows
         self._first_chunk = first_chunk if layout.slots is None else 0
-        self._reserve(layout.slots or max(1, GROWING_RESERVATION_BYTES // self._pitch))
+        chunks = layout.slots or max(1, GROWING_RESERVATION_BYTES // self._pitch)
+        self._take_over(Reservation(chunks * self._pitch))
 
-    def _reserve(self, chunks: int) -> None:
+    def _take_over(self, reservation: Reservation) -> None:
         layout = self.layout
-        reservation = Reservation(chunks * self._pitch)
+        chunks = reservation.size // self._pitch
         shape = (chunks, layout.chunk_rows, layout.lanes, *layout.shape)
         strides = (self._pitch, *_c_strides(shape[1:], layout.dtype.itemsize))
         view: NDArray[Any] = np.ndarray(shape, layout.dtype, buffer=reservation.bytes(), strides=strides)
@@ -169,17 +170,20 @@ class MappedColumn(Column):
     def attach(self, chunk: int) -> None:
         if self.layout.slots is None:
             self._make_room(chunk)
+        self._map(chunk, self._reservation)
+        self.attached[self.slot(chunk)] = chunk
+
+    def _map(self, chunk: int, reservation: Reservation) -> None:
         path = self.chunk_path(chunk)
         descriptor = os.open(path, os.O_RDWR if self.writable else os.O_RDONLY)
         try:
             self.file_size_checked(descriptor, path)
             if self.layout.chunk_bytes:
-                self._reservation.map_file(
+                reservation.map_file(
                     self._position(chunk), descriptor, size=self.layout.chunk_bytes, writable=self.writable
                 )
         finally:
             os.close(descriptor)
-        self.attached[self.slot(chunk)] = chunk
 
     def detach(self, chunk: int) -> None:
         if self.attached.get(self.slot(chunk)) == chunk:
@@ -191,12 +195,15 @@ class MappedColumn(Column):
         return (self.slot(chunk) - self._first_chunk) * self._pitch
 
     def _make_room(self, chunk: int) -> None:
-        """Moves to a larger reservation when a chunk lies behind the one there is. Arrays keep the old one alive."""
+        """Moves to a larger reservation when a chunk lies behind the one there is. Arrays keep the old one alive.
+
+        Other threads read meanwhile, so the new one is taken over when every chunk is in it.
+        """
         if chunk - self._first_chunk >= self._chunks:
-            attached = sorted(self.attached.values())
-            self._reserve(2 * (chunk + 1 - self._first_chunk))
-            for known in attached:
-                self.attach(known)
+            larger = Reservation(2 * (chunk + 1 - self._first_chunk) * self._pitch)
+            for known in sorted(self.attached.values()):
+                self._map(known, larger)
+            self._take_over(larger)
 
     def offset(self, first_id: int) -> int:
         ring_rows = self._ring_rows
@@ -212,7 +219,7 @@ class MappedColumn(Column):
         ids, lanes = np.divmod(rows, self.layout.lanes)
         chunk, row = np.divmod(ids, self.layout.chunk_rows)
         found: NDArray[Any] = self._view[chunk % self._chunks, row, lanes]
-        return found
+        return found if rows.ndim else found.copy()  # one row alone is a view of the file
 
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)
@@ -267,6 +274,8 @@ class FileColumn(Column):
         layout = self.layout
         out = aligned_empty((rows.size, *layout.shape), layout.dtype)
         lane_bytes = layout.lane_bytes
+        if not lane_bytes:
+            return out.reshape(*rows.shape, *layout.shape)
         raw = _bytes_of(out)
         for position, row in enumerate(rows.reshape(-1).tolist()):
             step, lane = divmod(row, layout.lanes)
