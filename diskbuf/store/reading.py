@@ -131,7 +131,7 @@ class Store:
 
     def _make_column(self, layout: ColumnLayout, *, first_chunk: int) -> Column:
         folder = self.path / layout.file_path
-        if self._is_mapped:
+        if self._is_mapped and layout.row_bytes:
             with _without_address_space():
                 return MappedColumn(layout, folder, writable=self._writable, first_chunk=first_chunk)
         return FileColumn(layout, folder, writable=self._writable)
@@ -141,15 +141,19 @@ class Store:
         with _without_address_space():
             self.columns[number].attach(chunk)
             return
-        layout = self.columns[number].layout
-        self.columns[number] = FileColumn(layout, self.path / layout.file_path, writable=self._writable)
-        self.columns[number].attach(chunk)
+        mapped = self.columns[number]
+        plain = FileColumn(mapped.layout, mapped.folder, writable=self._writable)
+        plain.attached.update(mapped.attached)
+        plain.attach(chunk)
+        self.columns[number] = plain
 
     def _attach(self, window: tuple[int, int]) -> None:
         """Attaches every chunk of the window that isn't yet, and lets go of those that lie wholly before it."""
         with self._attaching:
             first_id, next_id = window
             reached = EVERY_ID
+            detached_to = self._detached_to
+            self._detached_to = max(detached_to, first_id)  # before any row goes: readers look at it after they read
             for number, column in enumerate(self.columns):
                 layout = column.layout
                 stop = -(-next_id // layout.chunk_rows)
@@ -157,12 +161,11 @@ class Store:
                 for chunk in range(low, stop):
                     self._attach_if_there(number, chunk)
                 if layout.slots is None:
-                    for chunk in range(self._detached_to // layout.chunk_rows, first_id // layout.chunk_rows):
+                    for chunk in range(detached_to // layout.chunk_rows, first_id // layout.chunk_rows):
                         column.detach(chunk)
                     reached = min(reached, stop * layout.chunk_rows)
                 elif len(column.attached) < layout.slots:
                     reached = min(reached, stop * layout.chunk_rows)
-            self._detached_to = first_id
             self._attached_to = reached
 
     def _attach_if_there(self, number: int, chunk: int) -> None:
@@ -187,7 +190,10 @@ class Store:
         next_id = words[NEXT]
         floor = words[FLOOR] if self._lowest is None else self._lowest
         first_id = next_id - self._length
-        return (first_id if first_id > floor else floor), next_id
+        if first_id < floor:
+            first_id = floor
+        # A clear between the two looks leaves the floor above the older end: the window of the clear, empty.
+        return first_id, (next_id if next_id > first_id else first_id)
 
     def window(self) -> tuple[int, int]:
         """Returns (first_id, next_id) of this moment; the rows between them can be gathered.
@@ -197,20 +203,24 @@ class Store:
         """
         header = self._header
         if header is not None and header.words[EPOCH] != self._epoch:
-            self._load()
+            with self._attaching:
+                if header.words[EPOCH] != self._epoch:  # no other thread was faster
+                    self._load()
         window = self._bounds()
         self._fence()
         if window[1] > self._attached_to:
             self._attach(window)
         return window
 
-    def _is_intact(self, first_id: int) -> bool:
-        """Whether rows from `first_id` on, read just now, were not overwritten meanwhile."""
+    def _is_intact(self, first_id: int, epoch: int) -> bool:
+        """Whether rows from `first_id` on, read since `epoch` was, were not overwritten or let go of meanwhile."""
+        if epoch != self._epoch or first_id < self._detached_to:
+            return False  # another thread has looked at everything anew, or follows the window further
         words = self._words
         if words is None:
             return True
         self._fence()
-        if words[EPOCH] != self._epoch or first_id < words[NEXT] - self._keeps:
+        if words[EPOCH] != epoch or first_id < words[NEXT] - self._keeps:
             return False
         return self._lowest is not None or first_id >= words[FLOOR]
 
@@ -230,6 +240,7 @@ class Store:
             For each column [*K, *shape], freshly allocated; None when the writer overwrote rows from `first_id` on
             meanwhile, so that the window has to be read again.
         """
+        epoch = self._epoch
         shifted: dict[int, NDArray[np.int64]] = {}  # columns that begin at the same row share the index
         found = []
         try:
@@ -240,10 +251,10 @@ class Store:
                     index = shifted[offset] = rows + offset
                 found.append(column.take(index))
         except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
-            if self._is_intact(first_id):
+            if self._is_intact(first_id, epoch):
                 raise
             return None
-        return found if self._is_intact(first_id) else None
+        return found if self._is_intact(first_id, epoch) else None
 
     def read_range(self, first_id: int, next_id: int) -> list[NDArray[Any]] | None:
         """Copies all lanes of consecutive ids.
@@ -255,13 +266,14 @@ class Store:
         Returns:
             For each column [lanes, T, *shape], freshly allocated; None as `gather` does.
         """
+        epoch = self._epoch
         try:
             found = [_read_range(column, first_id, next_id) for column in self.columns]
         except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
-            if self._is_intact(first_id):
+            if self._is_intact(first_id, epoch):
                 raise
             return None
-        return found if self._is_intact(first_id) else None
+        return found if self._is_intact(first_id, epoch) else None
 
     def close(self) -> None:
         """Closes the files; closing twice is fine. Arrays handed out stay valid."""
