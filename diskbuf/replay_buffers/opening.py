@@ -43,7 +43,7 @@ class StoreRequest:
 
     def __post_init__(self) -> None:
         try:
-            json.dumps(self.metadata, allow_nan=False)
+            json.dumps(self.metadata, allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
             raise OptionError(f"metadata must be a JSON value, got {self.metadata!r} ({error}).") from error
 

@@ -284,11 +284,7 @@ class WritableStore(Store):
                 failure.errno,
                 f"the background sync of {self.path} failed: {failure.strerror}. Nothing was added; try again.",
             ) from failure
-        if self._ready < 0:
-            raise ReadOnlyError(
-                f"store {self.path} must be written to by the process that opened it, and before it is closed. "
-                "Open it in this process."
-            )
+        self._check_is_ours()
         self._pending = next_id
         ready = min(writer.make_ready(next_id) for writer in self._writers)
         self._tails = [
@@ -324,8 +320,20 @@ class WritableStore(Store):
             self._writers_words[FLOOR] if length is None else max(self._writers_words[FLOOR], next_id - length)
         ), next_id
 
+    def _check_is_ours(self) -> None:
+        if self._ready < 0:
+            raise ReadOnlyError(
+                f"store {self.path} must be written to by the process that opened it, and before it is closed. "
+                "Open it in this process."
+            )
+
     def clear(self) -> None:
-        """Empties the window. Ids go on; rows stay on disk where the store keeps history."""
+        """Empties the window. Ids go on; rows stay on disk where the store keeps history.
+
+        Raises:
+            ReadOnlyError: In a forked child, or when closed.
+        """
+        self._check_is_ours()
         with self._appending:
             words = self._writers_words
             next_id = words[NEXT]
@@ -344,7 +352,9 @@ class WritableStore(Store):
 
         Raises:
             OSError: When something can't be written or synced; what was durable before still is.
+            ReadOnlyError: In a forked child, or when closed.
         """
+        self._check_is_ours()
         with self._flushing:
             with self._appending:
                 extent = self._extent(self._writers_words[NEXT])
