@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         StoreNotFoundError,
         WindowError,
     )
+    from diskbuf.maintenance import Fault, RepairReport, VerifyReport, repair, verify
     from diskbuf.options import StoreOptions
     from diskbuf.replay_buffers.uniform import BufferInfo, UniformReplayBuffer, open
     from diskbuf.specs import ArraySpec, BoundedArraySpec
@@ -57,9 +58,11 @@ _MODULES = {
     "ClosedError": "diskbuf.errors",
     "DiskbufError": "diskbuf.errors",
     "EmptyBufferError": "diskbuf.errors",
+    "Fault": "diskbuf.maintenance",
     "MissingExtraError": "diskbuf.errors",
     "OptionError": "diskbuf.errors",
     "ReadOnlyError": "diskbuf.errors",
+    "RepairReport": "diskbuf.maintenance",
     "SpecError": "diskbuf.errors",
     "StoreCorruptError": "diskbuf.errors",
     "StoreError": "diskbuf.errors",
@@ -70,14 +73,17 @@ _MODULES = {
     "StoreNotFoundError": "diskbuf.errors",
     "StoreOptions": "diskbuf.options",
     "UniformReplayBuffer": "diskbuf.replay_buffers.uniform",
+    "VerifyReport": "diskbuf.maintenance",
     "WindowError": "diskbuf.errors",
     "drivers": "diskbuf.drivers",
     "environments": "diskbuf.environments",
     "errors": "diskbuf.errors",
     "open": "diskbuf.replay_buffers.uniform",
     "policies": "diskbuf.policies",
+    "repair": "diskbuf.maintenance",
     "specs": "diskbuf.specs",
     "trajectories": "diskbuf.trajectories",
+    "verify": "diskbuf.maintenance",
 }
 
 __all__ = [
@@ -87,9 +93,11 @@ __all__ = [
     "ClosedError",
     "DiskbufError",
     "EmptyBufferError",
+    "Fault",
     "MissingExtraError",
     "OptionError",
     "ReadOnlyError",
+    "RepairReport",
     "SpecError",
     "StoreCorruptError",
     "StoreError",
@@ -100,6 +108,7 @@ __all__ = [
     "StoreNotFoundError",
     "StoreOptions",
     "UniformReplayBuffer",
+    "VerifyReport",
     "WindowError",
     "__version__",
     "drivers",
@@ -107,8 +116,10 @@ __all__ = [
     "errors",
     "open",
     "policies",
+    "repair",
     "specs",
     "trajectories",
+    "verify",
 ]
 
 

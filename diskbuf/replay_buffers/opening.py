@@ -73,6 +73,15 @@ def leaves_of(item_format: ItemFormat) -> list[Leaf]:
     ]
 
 
+def item_format_of(manifest: Manifest) -> ItemFormat:
+    """The format of the items of a store.
+
+    Raises:
+        StoreFormatError: When the manifest's spec can't be read.
+    """
+    return ItemFormat(specs.from_json(manifest.spec), manifest.batch_size)
+
+
 def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w-"], trim: bool) -> WritableStore:
     """Creates a store, or continues the one that is there.
 
@@ -122,7 +131,13 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
 
 
 def open_existing(
-    path: Path, *, kind: str, is_writable: bool, reads_history: bool, options: StoreOptions
+    path: Path,
+    *,
+    kind: str,
+    is_writable: bool,
+    reads_history: bool,
+    options: StoreOptions,
+    only: tuple[int, int] | None = None,
 ) -> tuple[Store, ItemFormat]:
     """Opens a store from its path alone.
 
@@ -132,6 +147,7 @@ def open_existing(
         is_writable: Whether to open it for writing.
         reads_history: Whether rows that have left the window count.
         options: How it is synced when written to.
+        only: Ids to read, when the others can't be; None follows the window.
 
     Returns:
         The store and the format of its items.
@@ -146,10 +162,10 @@ def open_existing(
     manifest = read_manifest(path)
     if manifest.kind != kind:
         raise StoreMismatchError(f"store {path} must be of kind {kind!r}, got {manifest.kind!r}.", path=str(path))
-    item_format = ItemFormat(specs.from_json(manifest.spec), manifest.batch_size)
+    item_format = item_format_of(manifest)
     leaves = leaves_of(item_format)
     if not is_writable:
-        return Store(path, leaves, reads_history=reads_history), item_format
+        return Store(path, leaves, reads_history=reads_history, only=only), item_format
     lock = lock_store(path)
     try:
         store = WritableStore(
@@ -188,6 +204,7 @@ def _new_manifest(request: StoreRequest) -> Manifest:
         generation=0,
         first_id=0,
         next_id=0,
+        oldest_id=0,
         runs=(),
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         metadata=request.metadata,

@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -568,6 +569,7 @@ def open(
     mode: Literal["r", "r+"] = "r",
     history: bool = False,
     *,
+    skip_damaged: bool = False,
     seed: int | None = None,
     dataset_drop_remainder: bool = False,
     dataset_window_shift: int | None = None,
@@ -581,6 +583,8 @@ def open(
         path: The store's folder.
         mode: "r" to read, "r+" to also add.
         history: Whether to read from the oldest step still on disk, where the store keeps history.
+        skip_damaged: Whether to read a store of which chunk files are missing or short: the window is then the longest
+            run of whole steps, and a warning names the files. Only to read.
         seed: Makes samples repeatable; None draws a seed.
         dataset_drop_remainder: As in `UniformReplayBuffer`.
         dataset_window_shift: As in `UniformReplayBuffer`.
@@ -601,12 +605,15 @@ def open(
         raise OptionError(
             f"mode must be 'r' (read) or 'r+' (read and add), got {mode!r}. To create a store, use UniformReplayBuffer."
         )
+    if flag("skip_damaged", skip_damaged) and mode != "r":
+        raise OptionError("skip_damaged must be left out with mode='r+'. Run diskbuf.repair before adding.")
     store, item_format = open_existing(
         local_path(path),
         kind=_KIND,
         is_writable=mode == "r+",
         reads_history=flag("history", history),
         options=_options(options),
+        only=_whole_ids(local_path(path)) if skip_damaged else None,
     )
     return UniformReplayBuffer._of_store(
         store,
@@ -615,6 +622,22 @@ def open(
         dataset_drop_remainder=dataset_drop_remainder,
         dataset_window_shift=dataset_window_shift,
     )
+
+
+def _whole_ids(path: Path) -> tuple[int, int] | None:
+    """The longest run of whole ids of a damaged store, None for one that isn't damaged."""
+    from diskbuf.maintenance import longest_whole_run
+
+    first_id, next_id, faults = longest_whole_run(path)
+    if not faults:
+        return None
+    lines = "\n  ".join(fault.message for fault in faults)
+    warnings.warn(
+        f"{path} is damaged; only ids {first_id} to {next_id} are read. Run diskbuf.repair.\n  {lines}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return first_id, next_id
 
 
 def count(name: str, value: Any) -> int:

@@ -129,7 +129,7 @@ class Column(abc.ABC):
         if size != self.layout.chunk_bytes:
             raise StoreCorruptError(
                 f"chunk file {path} of leaf {self.layout.path!r} must hold "
-                f"{self.layout.chunk_bytes} bytes, has {size}. Restore that file.",
+                f"{self.layout.chunk_bytes} bytes, has {size}. Restore that file, or run diskbuf.repair.",
                 path=str(path),
             )
 

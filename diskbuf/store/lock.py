@@ -46,12 +46,15 @@ class WriterLock:
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)
+        self._pid = os.getpid()
         _held.add(self)
 
     def close(self) -> None:
         """Frees the lock; closing twice is fine."""
         _held.discard(self)
         if self._descriptor >= 0:
+            if self._pid == os.getpid():
+                os.ftruncate(self._descriptor, 0)  # nobody holds it any more
             os.close(self._descriptor)
             self._descriptor = -1
 

@@ -27,6 +27,7 @@ class Manifest:
         generation: How many times the store was cleared.
         first_id: Start of the window at the commit.
         next_id: End of the window at the commit.
+        oldest_id: First id on disk, where history is kept.
         runs: First id of each run that wrote rows, ascending.
         created: When the store was made, ISO 8601 in UTC.
         metadata: The user's own JSON.
@@ -45,6 +46,7 @@ class Manifest:
     generation: int
     first_id: int
     next_id: int
+    oldest_id: int
     runs: tuple[int, ...]
     created: str
     metadata: Any
@@ -91,6 +93,7 @@ class Manifest:
             self.generation,
             self.first_id,
             self.next_id,
+            self.oldest_id,
             *_items(self.runs),
             *_values(self.chunk_rows),
         )
@@ -189,7 +192,7 @@ class ZarrMetadata:
         for file_path in self._arrays:
             (self.store / file_path).mkdir(parents=True, exist_ok=True)
         for group in self._groups():
-            files.replace_file(self.store / group / ZARR_JSON, _dump(_group_document()), sync=sync)
+            files.replace_file(self.store / group / ZARR_JSON, _dump(group_document()), sync=sync)
             if sync:
                 files.sync_folder(self.store / group)
 
@@ -202,8 +205,8 @@ class ZarrMetadata:
         for file_path, document in self._arrays.items():
             document["shape"][0] = manifest.next_id
             files.replace_file(self.store / file_path / ZARR_JSON, _dump(document), sync=sync)
-        members = {group: _group_document() for group in self._groups()} | self._arrays
-        root = _group_document() | {
+        members = {group: group_document() for group in self._groups()} | self._arrays
+        root = group_document() | {
             "attributes": {"diskbuf": manifest.to_json()},
             "consolidated_metadata": {
                 "kind": "inline",
@@ -224,7 +227,8 @@ class ZarrMetadata:
         return sorted(found - {"."})
 
 
-def _group_document() -> dict[str, Any]:
+def group_document() -> dict[str, Any]:
+    """The zarr v3 metadata of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 

@@ -55,6 +55,7 @@ class Store:
         leaves: The leaves of its spec, in spec order.
         reads_history: Whether rows that have left the window count, where the store keeps them.
         is_mapped: Whether chunk files are mapped; reading them call by call is slower and gives the same answers.
+        only: Ids to read, whatever the window is; for a store of which the others are damaged.
 
     Raises:
         StoreNotFoundError: When there is no store.
@@ -65,14 +66,21 @@ class Store:
     _writable = False
 
     def __init__(
-        self, path: Path, leaves: Sequence[Leaf], *, reads_history: bool = False, is_mapped: bool = True
+        self,
+        path: Path,
+        leaves: Sequence[Leaf],
+        *,
+        reads_history: bool = False,
+        is_mapped: bool = True,
+        only: tuple[int, int] | None = None,
     ) -> None:
         self.path = path
         self._leaves = tuple(leaves)
         self._reads_history = reads_history
         self._is_mapped = is_mapped and mapping.is_supported()
+        self._only = only
         self._attaching = threading.RLock()
-        self._header = self._open_header()
+        self._header = None if only is not None else self._open_header()
         try:
             self._load()
         except BaseException:
@@ -90,13 +98,16 @@ class Store:
         with self._attaching:
             epoch = 0 if self._header is None else self._header.words[EPOCH]
             manifest = read_manifest(self.path)
-            extent = stored_extent(manifest, self._header)
+            if self._only is None:
+                extent = stored_extent(manifest, self._header)
+            else:
+                extent = Extent(generation=manifest.generation, floor=self._only[0], next_id=self._only[1])
             self._warn_of_lost_steps(manifest, extent)
             self._take(manifest, extent)
             self._epoch = epoch
 
     def _warn_of_lost_steps(self, manifest: Manifest, extent: Extent) -> None:
-        if manifest.next_id > extent.next_id:
+        if self._only is None and manifest.next_id > extent.next_id:
             warnings.warn(
                 f"{self.path}: the last commit counts steps up to id {manifest.next_id}, but only those below "
                 f"{extent.next_id} are certain to be whole. The others are left out.",
@@ -124,8 +135,8 @@ class Store:
         max_length = self.manifest.max_length
         sees_all = self._reads_history and self.manifest.keep_history
         self._length = EVERY_ID if max_length is None or sees_all else max_length
-        self._lowest = 0 if sees_all else None
-        self._static = (0 if sees_all else extent.floor, extent.next_id)
+        self._lowest = self.manifest.oldest_id if sees_all else None
+        self._static = self._only or (extent.floor if self._lowest is None else self._lowest, extent.next_id)
         self._attached_to = 0
         self._detached_to = self._static[0]
 
@@ -178,7 +189,7 @@ class Store:
             path = self.columns[number].chunk_path(chunk)
             raise StoreCorruptError(
                 f"chunk file {path} of leaf {layout.path!r} must be there for ids "
-                f"from {chunk * layout.chunk_rows}, but is missing. Restore that file.",
+                f"from {chunk * layout.chunk_rows}, but is missing. Restore that file, or run diskbuf.repair.",
                 path=str(path),
             ) from error
 

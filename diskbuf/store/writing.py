@@ -192,7 +192,7 @@ class WritableStore(Store):
 
     def _remove_leftovers(self, floor: int, next_id: int) -> None:
         """Removes chunk files outside the window and half-made metadata, which a killed writer may leave."""
-        lowest = 0 if self.manifest.keep_history else floor
+        lowest = self.manifest.oldest_id if self.manifest.keep_history else floor
         for column in self.columns:
             rows = column.layout.chunk_rows
             with os.scandir(column.folder) as entries:

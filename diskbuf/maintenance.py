@@ -1,0 +1,413 @@
+"""Checking stores and mending them: what is whole, what isn't, and the longest run of steps that is."""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diskbuf.errors import StoreCorruptError
+from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path
+from diskbuf.store import files
+from diskbuf.store.header import Extent, LiveHeader
+from diskbuf.store.layout import ColumnLayout, array_document
+from diskbuf.store.manifest import ZARR_JSON, Manifest, ZarrMetadata, group_document, read_manifest
+from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, column_layouts, stored_extent
+from diskbuf.store.writing import lock_store
+
+QUARANTINE_FOLDER = "quarantine"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Something of a store that isn't as it must be.
+
+    Attributes:
+        path: The file.
+        message: What is wrong with it, in one line.
+        first_id: First id whose rows it takes away, None when no rows are lost by it.
+        next_id: End of these ids, exclusive.
+    """
+
+    path: str
+    message: str
+    first_id: int | None = None
+    next_id: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyReport:
+    """What `verify` found.
+
+    Attributes:
+        path: The store.
+        first_id: First id that must be on disk: of the window, or of the history where it is kept.
+        next_id: End of the window, exclusive.
+        chunks: Chunk files that were looked at.
+        faults: What is wrong, none when the store is clean.
+    """
+
+    path: str
+    first_id: int
+    next_id: int
+    chunks: int
+    faults: tuple[Fault, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.faults
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RepairReport:
+    """What `repair` did, or would do.
+
+    Attributes:
+        path: The store.
+        first_id: First id on disk afterwards.
+        next_id: End of the window afterwards, exclusive.
+        lost: How many ids could not be kept.
+        actions: What was done, one line each; none when the store was clean.
+        is_dry_run: Whether nothing was changed.
+    """
+
+    path: str
+    first_id: int
+    next_id: int
+    lost: int
+    actions: tuple[str, ...]
+    is_dry_run: bool
+
+
+def verify(path: str | os.PathLike[str]) -> VerifyReport:
+    """Checks that every file of a store is there, whole and in agreement with the others. Changes nothing.
+
+    A store that is being written may change between two looks; verify it again when it reports a chunk that was
+    evicted meanwhile.
+
+    Args:
+        path: The store's folder.
+
+    Returns:
+        What is wrong, file by file.
+
+    Raises:
+        StoreNotFoundError: When there is no store.
+        StoreFormatError: When a newer version wrote it.
+    """
+    store = local_path(path)
+    try:
+        found = _examine(store)
+    except StoreCorruptError as error:
+        fault = Fault(path=error.path or str(store), message=str(error))
+        return VerifyReport(path=str(store), first_id=0, next_id=0, chunks=0, faults=(fault,))
+    return VerifyReport(
+        path=str(store), first_id=found.first_id, next_id=found.next_id, chunks=found.chunks, faults=found.faults
+    )
+
+
+def repair(path: str | os.PathLike[str], dry_run: bool = False) -> RepairReport:
+    """Brings a damaged store to its longest consistent state: the longest run of ids that are whole in every column.
+
+    What is taken out is moved to the folder `.diskbuf/quarantine` of the store, not deleted. A second repair finds
+    nothing to do and changes no byte.
+
+    Args:
+        path: The store's folder; no process may have it open for writing.
+        dry_run: Only say what would be done.
+
+    Returns:
+        What was done.
+
+    Raises:
+        StoreNotFoundError: When there is no store.
+        StoreLockedError: When a process writes it.
+        StoreFormatError: When a newer version wrote it.
+        StoreCorruptError: When the manifest itself can't be read, without which nothing can be told.
+        OSError: When a file can't be moved or written.
+    """
+    store = local_path(path)
+    read_manifest(store)  # makes no lock file where there is no store
+    lock = lock_store(store)
+    try:
+        found = _examine(store)
+        actions: list[str] = []
+        if found.faults:
+            actions = list(_mend(store, found, is_dry_run=dry_run))
+        first_id, next_id = found.whole
+        return RepairReport(
+            path=str(store),
+            first_id=first_id,
+            next_id=next_id,
+            lost=(found.next_id - found.first_id) - (next_id - first_id),
+            actions=tuple(actions),
+            is_dry_run=dry_run,
+        )
+    finally:
+        lock.close()
+
+
+def longest_whole_run(path: Path) -> tuple[int, int, tuple[Fault, ...]]:
+    """Returns the longest run of ids whose chunk files are whole, and what is wrong with the others.
+
+    Args:
+        path: The store's folder.
+
+    Returns:
+        (first_id, next_id, faults).
+
+    Raises:
+        StoreCorruptError: When the manifest can't be read.
+    """
+    found = _examine(path, takes_parts=False)
+    return *found.whole, found.faults
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Findings:
+    manifest: Manifest
+    layouts: list[ColumnLayout]
+    extent: Extent
+    first_id: int
+    next_id: int
+    chunks: int
+    faults: tuple[Fault, ...]
+    whole: tuple[int, int]
+
+
+def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
+    """Looks at every file. Rows of short chunk files count as whole when `takes_parts`, as far as they are there."""
+    manifest = read_manifest(store)
+    layouts = column_layouts(leaves_of(item_format_of(manifest)), manifest, path=store)
+    extent, header_faults = _read_extent(store, manifest)
+    first_id = manifest.oldest_id if manifest.keep_history else extent.floor
+    faults = [*header_faults, *_document_faults(store, layouts)]
+    chunks = 0
+    for layout in layouts:
+        for chunk in range(first_id // layout.chunk_rows, -(-extent.next_id // layout.chunk_rows)):
+            chunks += 1
+            faults += _chunk_faults(store, layout, chunk, extent.next_id, takes_parts=takes_parts)
+    bad = [
+        (fault.first_id, fault.next_id) for fault in faults if fault.first_id is not None and fault.next_id is not None
+    ]
+    return _Findings(
+        manifest=manifest,
+        layouts=layouts,
+        extent=extent,
+        first_id=first_id,
+        next_id=extent.next_id,
+        chunks=chunks,
+        faults=tuple(faults),
+        whole=longest_gap(first_id, extent.next_id, bad),
+    )
+
+
+def longest_gap(first_id: int, next_id: int, bad: list[tuple[int, int]]) -> tuple[int, int]:
+    """Returns the longest run of ids in [first_id, next_id) outside all of `bad`, the newest of equally long ones.
+
+    Args:
+        first_id: First id.
+        next_id: End, exclusive.
+        bad: [low, high) pairs in any order, overlapping or not.
+
+    Returns:
+        (low, high); empty at `next_id` when nothing is left.
+    """
+    best = (next_id, next_id)
+    low = first_id
+    for start, stop in [*sorted(pair for pair in bad if pair[0] < pair[1]), (next_id, next_id)]:
+        if min(start, next_id) - low >= max(1, best[1] - best[0]):
+            best = (low, min(start, next_id))
+        low = max(low, stop)
+    return best
+
+
+def _read_extent(store: Path, manifest: Manifest) -> tuple[Extent, list[Fault]]:
+    header_path = store / STATE_FOLDER / HEADER_FILE
+    try:
+        header = LiveHeader(header_path, writable=False)
+    except FileNotFoundError:
+        return stored_extent(manifest, None), [
+            Fault(path=str(header_path), message=f"live header {header_path} is missing.")
+        ]
+    except (StoreCorruptError, OSError) as error:
+        return stored_extent(manifest, None), [Fault(path=str(header_path), message=_one_line(error))]
+    try:
+        extent = stored_extent(manifest, header)
+    except StoreCorruptError as error:
+        return stored_extent(manifest, None), [Fault(path=str(header_path), message=_one_line(error))]
+    finally:
+        header.close()
+    faults = []
+    if manifest.next_id > extent.next_id:
+        message = (
+            f"{store / ZARR_JSON} counts steps up to id {manifest.next_id}, "
+            f"but only those below {extent.next_id} are certain to be whole."
+        )
+        faults.append(Fault(path=str(store / ZARR_JSON), message=message))
+    return extent, faults
+
+
+def _document_faults(store: Path, layouts: list[ColumnLayout]) -> Iterator[Fault]:
+    expected = {layout.file_path: array_document(layout) for layout in layouts}
+    parents = {parent.as_posix() for layout in layouts for parent in Path(layout.file_path).parents} - {"."}
+    expected |= {parent: group_document() for parent in parents}
+    for file_path, document in sorted(expected.items()):
+        path = store / file_path / ZARR_JSON
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            yield Fault(path=str(path), message=f"{path} must be zarr metadata, but can't be read: {_one_line(error)}")
+            continue
+        if _without_length(found) != _without_length(json.loads(json.dumps(document))):
+            yield Fault(
+                path=str(path), message=f"{path} must describe {file_path!r} as the manifest does, but doesn't."
+            )
+
+
+def _without_length(document: Any) -> Any:
+    if isinstance(document, dict) and isinstance(document.get("shape"), list):
+        return document | {"shape": document["shape"][1:]}
+    return document
+
+
+def _chunk_faults(store: Path, layout: ColumnLayout, chunk: int, next_id: int, *, takes_parts: bool) -> Iterator[Fault]:
+    path = store / layout.file_path / layout.file_name(chunk)
+    problem, whole = _look_at(path, layout)
+    if problem is not None:
+        low = chunk * layout.chunk_rows + (whole if takes_parts else 0)
+        high = min((chunk + 1) * layout.chunk_rows, next_id)
+        message = f"chunk file {path} of leaf {layout.path!r} {problem}."
+        if low < high:
+            yield Fault(path=str(path), message=message, first_id=low, next_id=high)
+        else:
+            yield Fault(path=str(path), message=message)
+
+
+def _look_at(path: Path, layout: ColumnLayout) -> tuple[str | None, int]:
+    """What is wrong with a chunk file, None for nothing, and how many of its rows are whole."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return "is missing", 0
+    except OSError as error:
+        return f"can't be read: {error.strerror}", 0
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a file", 0
+    if status.st_size == layout.chunk_bytes:
+        return None, layout.chunk_rows
+    rows = status.st_size // layout.row_bytes if layout.row_bytes else layout.chunk_rows
+    return f"must hold {layout.chunk_bytes} bytes, has {status.st_size}", min(rows, layout.chunk_rows)
+
+
+def _mend(store: Path, found: _Findings, *, is_dry_run: bool) -> Iterator[str]:
+    """Yields what is done, and does it unless `is_dry_run`; the manifest goes last."""
+    first_id, next_id = found.whole
+    quarantine = _Quarantine(store, is_dry_run=is_dry_run)
+    for layout in found.layouts:
+        yield from _mend_chunks(store, layout, found, quarantine)
+    header_path = store / STATE_FOLDER / HEADER_FILE
+    if any(fault.path == str(header_path) for fault in found.faults):
+        yield from quarantine.take(header_path)
+    for layout in found.layouts:
+        for folder in (Path(layout.file_path), *Path(layout.file_path).parents):
+            path = store / folder / ZARR_JSON
+            if folder != Path() and any(fault.path == str(path) for fault in found.faults):
+                yield from quarantine.take(path)
+    yield f"write metadata for ids {first_id} to {next_id}"
+    if not is_dry_run:
+        _write_state(store, found)
+
+
+def _mend_chunks(store: Path, layout: ColumnLayout, found: _Findings, quarantine: "_Quarantine") -> Iterator[str]:
+    first_id, next_id = found.whole
+    kept = range(first_id // layout.chunk_rows, -(-next_id // layout.chunk_rows)) if first_id < next_id else range(0)
+    for chunk in range(found.first_id // layout.chunk_rows, -(-found.next_id // layout.chunk_rows)):
+        path = store / layout.file_path / layout.file_name(chunk)
+        problem, _ = _look_at(path, layout)
+        if chunk not in kept:
+            yield from quarantine.take(path)
+        elif problem is not None:
+            yield from quarantine.copy(path)
+            yield f"make {path} {layout.chunk_bytes} bytes long"
+            if not quarantine.is_dry_run:
+                os.truncate(path, layout.chunk_bytes)
+                files.sync_file(path)
+
+
+def _write_state(store: Path, found: _Findings) -> None:
+    first_id, next_id = found.whole
+    manifest = found.manifest
+    is_shorter = found.whole != (found.first_id, found.next_id)
+    extent = Extent(
+        generation=found.extent.generation + is_shorter,
+        floor=max(first_id, min(found.extent.floor, next_id)),
+        next_id=next_id,
+    )
+    metadata = ZarrMetadata(store, found.layouts)
+    metadata.create(sync=True)
+    header_path = store / STATE_FOLDER / HEADER_FILE
+    if not header_path.exists():
+        LiveHeader.create(header_path, extent, sync=True)
+    header = LiveHeader(header_path, writable=True)
+    try:
+        header.write_durable(extent, sync=True)
+        header.begin(extent)
+    finally:
+        header.close()
+    metadata.commit(
+        dataclasses.replace(
+            manifest,
+            generation=extent.generation,
+            first_id=extent.floor,
+            next_id=next_id,
+            oldest_id=first_id if manifest.keep_history else 0,
+            runs=tuple(run for run in manifest.runs if run < next_id) or (0,),
+        ),
+        sync=True,
+    )
+
+
+class _Quarantine:
+    """Where files go that are taken out of a store."""
+
+    def __init__(self, store: Path, *, is_dry_run: bool) -> None:
+        self.store = store
+        self.is_dry_run = is_dry_run
+
+    def take(self, path: Path) -> Iterator[str]:
+        """Moves a file, or whatever is in its place, out of the store."""
+        if os.path.lexists(path):
+            target = self._target(path)
+            yield f"move {path} to {target}"
+            if not self.is_dry_run:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.rename(target)
+                files.sync_folder(path.parent)
+
+    def copy(self, path: Path) -> Iterator[str]:
+        """Keeps a copy of a file that is going to be changed."""
+        target = self._target(path)
+        yield f"copy {path} to {target}"
+        if not self.is_dry_run:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            files.sync_file(target)
+
+    def _target(self, path: Path) -> Path:
+        target = self.store / STATE_FOLDER / QUARANTINE_FOLDER / path.relative_to(self.store)
+        names = (target.with_name(f"{target.name}.{number}") for number in itertools.count(1))
+        return target if not os.path.lexists(target) else next(name for name in names if not os.path.lexists(name))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
