@@ -189,7 +189,7 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
     faults = [*header_faults, *_document_faults(store, layouts)]
     chunks = 0
     for layout in layouts:
-        for chunk in range(first_id // layout.chunk_rows, -(-extent.next_id // layout.chunk_rows)):
+        for chunk in layout.chunks(first_id, extent.next_id):
             chunks += 1
             faults += _chunk_faults(store, layout, chunk, extent.next_id, takes_parts=takes_parts)
     bad = [
@@ -330,8 +330,8 @@ def _mend(store: Path, found: _Findings, *, is_dry_run: bool) -> Iterator[str]:
 
 def _mend_chunks(store: Path, layout: ColumnLayout, found: _Findings, quarantine: "_Quarantine") -> Iterator[str]:
     first_id, next_id = found.whole
-    kept = range(first_id // layout.chunk_rows, -(-next_id // layout.chunk_rows)) if first_id < next_id else range(0)
-    for chunk in range(found.first_id // layout.chunk_rows, -(-found.next_id // layout.chunk_rows)):
+    kept = layout.chunks(first_id, next_id)
+    for chunk in layout.chunks(found.first_id, found.next_id):
         path = store / layout.file_path / layout.file_name(chunk)
         problem, _ = _look_at(path, layout)
         if chunk not in kept:

@@ -144,3 +144,28 @@ def test_info_does_without_tensorflow(store: Path) -> None:
     code = "import sys; from diskbuf_tools import cli; print(cli.main(sys.argv[1:]), 'tensorflow' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code, "info", store], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines()[-1] == "0 False"
+
+
+def test_verify_and_repair_tell_what_they_find_and_do(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["verify", str(store)]) == 0
+    assert capsys.readouterr().out == f"{store}: clean, ids [2, 7) in 3 chunk files\n"
+    assert cli.main(["repair", str(store)]) == 0
+    assert capsys.readouterr().out == f"{store}: clean, nothing to do\n"
+
+    chunk = store / "observation" / "camera" / "c.0.0.0.0.0"
+    chunk.unlink()
+    assert cli.main(["verify", str(store)]) == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"chunk file {chunk} of leaf 'observation/camera' is missing."
+    assert last == f"{store}: 1 faults, ids [2, 7) in 3 chunk files"
+    assert cli.main(["verify", str(store), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["faults"][0]["path"] == str(chunk)
+
+    assert cli.main(["repair", "--dry-run", str(store)]) == 0
+    assert all(line.startswith("would ") for line in capsys.readouterr().out.splitlines()[:-1])
+    assert cli.main(["verify", str(store)]) == 1
+    capsys.readouterr()
+    assert cli.main(["repair", "--json", str(store)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["first_id"], report["next_id"], report["lost"]) == (7, 7, 5)
+    assert cli.main(["verify", str(store)]) == 0

@@ -53,6 +53,11 @@ class ColumnLayout:
         """Ids after which a ring overwrites, None when chunks are never overwritten."""
         return None if self.slots is None else self.slots * self.chunk_rows
 
+    def chunks(self, first_id: int, next_id: int) -> range:
+        """The chunks that hold ids of [first_id, next_id); none when there are no ids, wherever that is."""
+        stop = -(-next_id // self.chunk_rows)
+        return range(first_id // self.chunk_rows if first_id < next_id else stop, stop)
+
     def file_name(self, chunk: int) -> str:
         """Name of a chunk file inside the column's folder: zarr's default keys with "." as separator.
 

@@ -194,12 +194,12 @@ class WritableStore(Store):
         """Removes chunk files outside the window and half-made metadata, which a killed writer may leave."""
         lowest = self.manifest.oldest_id if self.manifest.keep_history else floor
         for column in self.columns:
-            rows = column.layout.chunk_rows
+            kept = column.layout.chunks(lowest, next_id)
             with os.scandir(column.folder) as entries:
                 names = [entry.name for entry in entries]
             for name in names:
                 chunk = column.layout.chunk_of_name(name)
-                if chunk is not None and not lowest // rows <= chunk < -(-next_id // rows):
+                if chunk is not None and chunk not in kept:
                     (column.folder / name).unlink()
         self._documents.remove_temporaries()
 
@@ -488,8 +488,7 @@ class _ColumnWriter:
         self._is_hot = False
         self._can_reserve = True
         self._has_new_names = False
-        rows = self._column.layout.chunk_rows
-        self.dirty = set(range(min(unsynced_from, next_id) // rows, -(-next_id // rows)))
+        self.dirty = set(self._column.layout.chunks(min(unsynced_from, next_id), next_id))
 
     @property
     def _column(self) -> Column:

@@ -2,10 +2,11 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +20,74 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `diskbuf`; None takes them from the process.
 
     Returns:
-        The exit code: 0, or 1 after an error of diskbuf or of the file system, told in one line on stderr.
+        The exit code: 0; or 1 when `verify` finds a fault, and after an error of diskbuf or of the file system, told in
+        one line on stderr.
 
     Raises:
         SystemExit: With code 2 when the words make no command, with 0 after --help and --version.
     """
     arguments = _parser().parse_args(argv)
     try:
-        arguments.command(arguments)
+        code: int = arguments.command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # `diskbuf info STORE | head -1` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail flushing it
+        return 0
     except (diskbuf.DiskbufError, OSError) as error:
         print(f"diskbuf: {error}", file=sys.stderr)
         return 1
-    return 0
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="diskbuf", description="Look into replay buffers on disk.")
     parser.add_argument("--version", action="version", version=f"diskbuf {diskbuf.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    info = commands.add_parser("info", help="say what a store holds")
-    info.add_argument("store", metavar="STORE", help="path of the store")
-    info.add_argument("--json", action="store_true", help="print one JSON object")
-    info.set_defaults(command=_info)
+    _command(commands, _info, "say what a store holds")
+    _command(commands, _verify, "check that every file of a store is whole; exit code 1 when one isn't")
+    repair = _command(commands, _repair, "bring a damaged store to its longest consistent state")
+    repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
     return parser
 
 
-def _info(arguments: argparse.Namespace) -> None:
+def _command(commands: Any, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(function.__name__.strip("_"), help=text, description=text)
+    command.add_argument("store", metavar="STORE", help="path of the store")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(command=function)
+    return command
+
+
+def _info(arguments: argparse.Namespace) -> int:
     facts = _facts(arguments.store)
     print(json.dumps(facts) if arguments.json else _as_text(facts))
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    report = diskbuf.verify(arguments.store)
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(report) | {"is_clean": report.is_clean}))
+    else:
+        for fault in report.faults:
+            print(fault.message)
+        state = "clean" if report.is_clean else f"{len(report.faults)} faults"
+        print(f"{report.path}: {state}, ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files")
+    return 0 if report.is_clean else 1
+
+
+def _repair(arguments: argparse.Namespace) -> int:
+    report = diskbuf.repair(arguments.store, dry_run=arguments.dry_run)
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(report)))
+    else:
+        for action in report.actions:
+            print(f"would {action}" if report.is_dry_run else action)
+        if not report.actions:
+            print(f"{report.path}: clean, nothing to do")
+        else:
+            print(f"{report.path}: ids [{report.first_id}, {report.next_id}), {report.lost:,} lost")
+    return 0
 
 
 def _facts(path: str) -> dict[str, Any]:
