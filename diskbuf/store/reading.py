@@ -167,7 +167,7 @@ class Store:
             self._detached_to = max(detached_to, first_id)  # before any row goes: readers look at it after they read
             for number, column in enumerate(self.columns):
                 layout = column.layout
-                # Of an empty window not even the tail's chunk need be there: it may have been recycled before a power cut.
+                # Of an empty window not even the tail chunk need be there: a power cut may have undone its recycling.
                 stop = next_id // layout.chunk_rows if first_id == next_id else -(-next_id // layout.chunk_rows)
                 low = max(first_id, min(self._attached_to, next_id)) // layout.chunk_rows
                 for chunk in range(low, stop):
