@@ -47,7 +47,7 @@ with _no_stderr():
     import tensorflow as tf
 
 BATCH_SIZE = 512
-GAMMA = 0.99
+GAMMA = 0.98
 LEARNING_RATE = 3e-4
 TARGET_STEP = 0.01  # how far the target network moves towards the trained one after each batch
 BATCHES_PER_CALL = 100  # trained on before Python sees the loss

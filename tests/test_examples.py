@@ -1,0 +1,151 @@
+"""The examples, run as programs, in short forms."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import diskbuf
+from diskbuf.trajectories import StepType, Trajectory
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def command(program: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(EXAMPLES / program), *map(str, arguments)]
+
+
+def run(program: str, *arguments: object) -> str:
+    result = subprocess.run(command(program, *arguments), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def rows_of(store: Path) -> Trajectory:
+    with diskbuf.open(store) as buffer:
+        rows: Trajectory = buffer.gather_all()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("collected") / "cartpole.zarr"
+    run("cartpole_collect.py", path, "--num-steps=4000", "--num-envs=4", "--seed=1")
+    return path
+
+
+@pytest.fixture(scope="module")
+def offline() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cartpole_offline", EXAMPLES / "cartpole_offline.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))  # what it sets is for its own process
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_the_collector_stops_at_the_steps_asked_for(store: Path) -> None:
+    rows = rows_of(store)
+    assert rows.reward.shape == (4, 1000)
+    assert rows.is_last().sum() > 100
+    assert (rows.reward == np.where(rows.is_boundary(), 0, 1)).all()
+
+
+def test_the_collector_run_again_goes_on_without_repeating_itself(tmp_path: Path) -> None:
+    store = tmp_path / "cartpole.zarr"
+    for steps in (800, 1600):
+        run("cartpole_collect.py", store, f"--num-steps={steps}", "--seed=3")
+    rows = rows_of(store)
+    assert rows.reward.shape == (8, 200)
+    assert (rows.step_type[:, 100] == StepType.FIRST).all()
+    assert not np.isin(rows.observation[:, :100, 0], rows.observation[:, 100:, 0]).any()
+    assert "added 0 steps to 1,600" in run("cartpole_collect.py", store, "--num-steps=1600", "--seed=3")
+
+
+def test_the_collector_killed_on_the_way_loses_nothing_and_goes_on(tmp_path: Path) -> None:
+    store = tmp_path / "cartpole.zarr"
+    collector = command("cartpole_collect.py", store, "--num-steps=1000000", "--seed=4")
+    process = subprocess.Popen(collector, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        seen, before = 0, None
+        while seen < 2000:
+            assert process.poll() is None
+            time.sleep(0.005)
+            with contextlib.suppress(diskbuf.StoreNotFoundError), diskbuf.open(store) as buffer:
+                before, seen = buffer.gather_all(), buffer.next_id
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    kept = rows_of(store)
+    assert kept.reward.shape[1] >= seen
+    run("cartpole_collect.py", store, f"--num-steps={kept.reward.size + 800}", "--seed=4")
+    rows = rows_of(store)
+    assert rows.reward.shape == (8, kept.reward.shape[1] + 100)
+    for earlier in (before, kept):
+        for name in ("observation", "action", "reward", "step_type", "next_step_type", "discount"):
+            then, now = getattr(earlier, name), getattr(rows, name)
+            assert np.array_equal(then, now[:, : then.shape[1]]), name
+    assert (rows.step_type[:, kept.reward.shape[1]] == StepType.FIRST).all()
+
+
+def test_the_offline_example_trains_and_reports(store: Path, tmp_path: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in store.rglob("*")}
+    figure, report_file = tmp_path / "figures" / "cartpole.png", tmp_path / "report.json"
+    output = run(
+        "cartpole_offline.py", store, "--num-iterations=120", f"--plot={figure}", f"--report={report_file}", "--seed=2"
+    )
+    report = json.loads(report_file.read_text())
+    assert 15 < report["random_return"] < 30
+    assert report["ratio"] == report["greedy_return"] / report["random_return"]
+    assert [at for at, _ in report["losses"]] == [100, 120]
+    assert report["returns"][-1][0] == 120
+    assert len(report["returns"][-1][1]) == 20
+    assert "mean of 20 episodes" in output
+    assert figure.read_bytes().startswith(PNG)
+    assert {file: file.stat().st_mtime_ns for file in store.rglob("*")} == before
+
+
+def test_the_returns_of_stored_episodes_are_those_of_a_plain_loop(store: Path, offline: ModuleType) -> None:
+    rows = rows_of(store)
+    expected = []
+    for lane in range(4):
+        earned, is_whole = 0.0, False
+        for t in range(rows.reward.shape[1]):
+            if rows.step_type[lane, t] == StepType.FIRST:
+                earned, is_whole = 0.0, True
+            earned += rows.reward[lane, t]
+            if is_whole and rows.next_step_type[lane, t] == StepType.LAST:
+                expected.append(earned)
+    assert offline.stored_returns(rows).tolist() == expected
+
+
+def test_an_episode_cut_off_by_a_kill_or_an_eviction_has_no_return(offline: ModuleType) -> None:
+    # The end of an episode, a boundary, one cut off after 2 rows, a whole one of 2 rows, a boundary, a start.
+    step_type, next_step_type = np.array([[[1, 2, 0, 1, 0, 1, 2, 0]], [[2, 0, 1, 1, 1, 2, 0, 1]]], np.int32)
+    reward = np.array([[1, 0, 1, 1, 2, 3, 0, 1]], np.float32)
+    rows = Trajectory(step_type, (), (), (), next_step_type, reward, ())
+    assert offline.stored_returns(rows).tolist() == [5.0]
+
+
+def test_the_demo_fails_when_the_greedy_policy_is_no_better(tmp_path: Path) -> None:
+    demo = command("demo.py", f"--folder={tmp_path}", "--num-steps=6000", "--num-iterations=1")
+    result = subprocess.run(demo, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "Killed with SIGKILL" in result.stdout
+    assert "must earn at least 3 times the random return" in result.stderr
+    assert (tmp_path / "cartpole.png").read_bytes().startswith(PNG)
+    rows = rows_of(tmp_path / "cartpole.zarr")
+    assert rows.reward.size == 6000
