@@ -81,7 +81,7 @@ class Manifest:
                 path=str(path),
             )
         names = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(value, dict) or set(value) != names:
+        if not isinstance(value, dict) or set(value) != names or type(written) is not int or written < 1:
             raise _not_whole(path, f"has {sorted(value)}" if isinstance(value, dict) else f"is {type(value).__name__}")
         manifest = cls(**{**value, "runs": tuple(value["runs"]) if isinstance(value["runs"], list) else value["runs"]})
         manifest._check(path)
