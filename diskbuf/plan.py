@@ -6,16 +6,14 @@ Random draws are counter-based: batch k of seed s is a function of (s, k), so th
 
 import dataclasses
 import itertools
-import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 _GAMMA = 0x9E3779B97F4A7C15
-_BLOCK_BATCHES = 32
 _FEW_STEPS = 6
 
 
@@ -48,33 +46,6 @@ def uniforms(seed: int, first_batch: int, *, batches: int, count: int) -> NDArra
     counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     bits = _mix(keys[:, None] + counters) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
-
-
-class UniformStream:
-    """Hands out the draws of a seed batch by batch, made in blocks because numpy's cost is per call.
-
-    Threads may share one: each batch goes to one of them.
-    """
-
-    def __init__(self, seed: int, *, batch: int = 0) -> None:
-        self.seed = seed
-        self.batch = batch
-        self._block = np.empty((0, 0))
-        self._block_first = 0
-        self._drawing = threading.Lock()
-
-    def next(self, count: int) -> NDArray[np.float64]:
-        """Returns the [count] draws of the next batch; the caller must not write to them."""
-        with self._drawing:
-            row = self.batch - self._block_first
-            if self._block.shape[1] != count or not 0 <= row < len(self._block):
-                batches = _BLOCK_BATCHES if count <= 4096 else 1
-                self._block = uniforms(self.seed, self.batch, batches=batches, count=count)
-                self._block_first = self.batch
-                row = 0
-            self.batch += 1
-            block: NDArray[np.float64] = self._block[row]
-            return block
 
 
 class Starts(NamedTuple):
@@ -146,6 +117,81 @@ def sequence_rows(starts: NDArray[np.int64], *, num_steps: int, lanes: int) -> N
     for step in range(num_steps):  # numpy's inner loop would be as short as the sequence
         np.add(starts, step * lanes, out=rows[:, step])
     return rows
+
+
+class RandomPlanner:
+    """Plans the random batches of a seed. A plan depends on seed, batch number, request and window, on nothing else.
+
+    numpy's cost is per call, so draws, and plans while neither window nor request changes, are made a block at a time.
+    Threads may share a planner.
+
+    Args:
+        seed: Any int; taken modulo 2**64.
+        lanes: Number of lanes.
+    """
+
+    def __init__(self, seed: int, *, lanes: int) -> None:
+        self.seed = seed
+        self.lanes = lanes
+        self._numbers = itertools.count()
+        # Each replaced as a whole: (count, first batch, draws) and (key, first batch, rows, ids).
+        self._drawn: tuple[int, int, NDArray[np.float64]] = (0, 0, np.empty((0, 0)))
+        self._planned: tuple[Any, int, Any, Any] = (None, 0, (), ())
+        self._latest: tuple[int, int, int | None] | None = None
+
+    def next_batch(self) -> int:
+        """Returns the number of the next batch, each once."""
+        return next(self._numbers)
+
+    def plan(
+        self, batch: int, starts: Starts, *, count: int, num_steps: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Chooses the rows of a batch, uniform over starts and lanes.
+
+        Args:
+            batch: Its number.
+            starts: Where a sequence may start; `total` at least 1.
+            count: Sequences K in the batch.
+            num_steps: Steps T of a sequence; None for single steps without a time axis.
+
+        Returns:
+            Flat rows ``(id - first_id) * lanes + lane`` and ids less first_id, each [K] or [K, T]; read only.
+        """
+        key = (starts.total, count, num_steps)
+        planned, first, rows, ids = self._planned
+        if planned == key and starts.pieces is None and 0 <= batch - first < len(rows):
+            return rows[batch - first], ids[batch - first]
+        if self._latest != key or starts.pieces is not None:
+            self._latest = key
+            return self._rows(self._draws(batch, count), starts, num_steps)
+        draws = uniforms(self.seed, batch, batches=_block_batches(count * (num_steps or 1)), count=count)
+        rows, ids = self._rows(draws.reshape(-1), starts, num_steps)
+        shape = (len(draws), count, *rows.shape[1:])
+        rows, ids = rows.reshape(shape), ids.reshape(shape)
+        self._planned = (key, batch, rows, ids)
+        return rows[0], ids[0]
+
+    def _draws(self, batch: int, count: int) -> NDArray[np.float64]:
+        drawn_count, first, draws = self._drawn
+        if drawn_count != count or not 0 <= batch - first < len(draws):
+            draws = uniforms(self.seed, batch, batches=_block_batches(count), count=count)
+            first = batch
+            self._drawn = (count, first, draws)
+        chosen: NDArray[np.float64] = draws[batch - first]
+        return chosen
+
+    def _rows(
+        self, draws: NDArray[np.float64], starts: Starts, num_steps: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = draw_rows(draws, starts, lanes=self.lanes)
+        if num_steps is not None:
+            rows = sequence_rows(rows, num_steps=num_steps, lanes=self.lanes)
+        return rows, rows // self.lanes
+
+
+def _block_batches(size: int) -> int:
+    """How many batches of a size to make at a time: enough to share numpy's cost per call, few enough for the cache."""
+    return max(1, min(32, 2**14 // size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -152,33 +152,56 @@ def test_streams_of_a_seed_have_seeds_of_their_own(seed: int, streams: list[int]
     assert len({plan.derive_seed(seed, stream) for stream in streams}) == len(streams)
 
 
-@given(st.integers(0, 2**63), st.lists(st.sampled_from([1, 2, 3, 5000]), max_size=80), st.integers(0, 100))
-def test_batch_k_of_a_stream_is_batch_k_of_its_seed_however_it_was_reached(
-    seed: int, counts: list[int], batch: int
+def plainly_planned(
+    seed: int, batch: int, starts: plan.Starts, *, lanes: int, count: int, num_steps: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a planner plans, from the functions that it is made of, one batch at a time."""
+    draws = plan.uniforms(seed, batch, batches=1, count=count)[0]
+    rows = plan.draw_rows(draws, starts, lanes=lanes)
+    if num_steps is not None:
+        rows = rows[:, None] + np.arange(num_steps) * lanes
+    return rows, rows // lanes
+
+
+@given(
+    st.integers(0, 2**63),
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(
+            st.integers(0, 100),
+            st.sampled_from([1, 2, 3, 700]),
+            st.sampled_from([None, 1, 2, 9]),
+            st.sampled_from([(0, 9, ()), (3, 50, ()), (3, 50, (20, 33)), (0, 2000, ())]),
+            st.integers(1, 40),
+        ),
+        max_size=6,
+    ),
+)
+def test_a_plan_is_that_of_its_batch_however_it_was_reached(
+    seed: int, lanes: int, requests: list[tuple[int, int, int | None, tuple[int, int, tuple[int, ...]], int]]
 ) -> None:
-    stream = plan.UniformStream(seed, batch=batch)
-    for number, count in enumerate(counts):
-        expected = plan.uniforms(seed, batch + number, batches=1, count=count)[0]
-        np.testing.assert_array_equal(stream.next(count), expected)
-    assert stream.batch == batch + len(counts)
+    planner = plan.RandomPlanner(seed, lanes=lanes)
+    for first_batch, count, num_steps, (first_id, next_id, runs), repeats in requests:
+        starts = plan.sequence_starts(first_id, next_id, num_steps=num_steps or 1, runs=runs)
+        for batch in range(first_batch, first_batch + repeats):  # long enough to go through several blocks
+            rows, ids = planner.plan(batch, starts, count=count, num_steps=num_steps)
+            expected = plainly_planned(seed, batch, starts, lanes=lanes, count=count, num_steps=num_steps)
+            np.testing.assert_array_equal(rows, expected[0])
+            np.testing.assert_array_equal(ids, expected[1])
 
 
-def test_a_stream_can_be_set_to_any_batch() -> None:
-    stream = plan.UniformStream(3)
-    drawn = [stream.next(4).tolist() for _ in range(40)]
-    for batch in (39, 0, 31, 32, 7):
-        stream.batch = batch
-        assert stream.next(4).tolist() == drawn[batch]
+def test_threads_that_share_a_planner_get_each_batch_once_and_of_their_own_size() -> None:
+    """Samplers of one buffer share its planner; with plans of another thread's size their samples would have it too."""
+    planner = plan.RandomPlanner(5, lanes=2)
+    starts = plan.Starts(1000, None)
+    found: dict[int, list[tuple[int, np.ndarray]]] = {1: [], 2: [], 700: []}
 
+    def draw(count: int) -> None:
+        for _ in range(1000):
+            batch = planner.next_batch()
+            found[count].append((batch, planner.plan(batch, starts, count=count, num_steps=None)[0]))
 
-def test_threads_that_share_a_stream_get_each_batch_once_and_of_their_own_size() -> None:
-    """Samplers of one buffer share its stream; with draws of another thread's size their samples would have it too."""
-    stream = plan.UniformStream(5)
-    found: dict[int, list[np.ndarray]] = {1: [], 2: [], 5000: []}
-    threads = [
-        threading.Thread(target=lambda count=count: found[count].extend(stream.next(count) for _ in range(2000)))
-        for count in found
-    ]
+    threads = [threading.Thread(target=draw, args=(count,)) for count in found]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -188,9 +211,11 @@ def test_threads_that_share_a_stream_get_each_batch_once_and_of_their_own_size()
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert all({draws.shape for draws in drawn} == {(count,)} for count, drawn in found.items())
-    firsts = sorted(float(draws[0]) for drawn in found.values() for draws in drawn)
-    assert firsts == sorted(plan.uniforms(5, 0, batches=6000, count=1)[:, 0].tolist())
+    assert sorted(batch for drawn in found.values() for batch, _ in drawn) == list(range(3000))
+    for count, drawn in found.items():
+        for batch, rows in drawn:
+            expected = plainly_planned(5, batch, starts, lanes=2, count=count, num_steps=None)[0]
+            np.testing.assert_array_equal(rows, expected)
 
 
 def naive_pass(

@@ -1,6 +1,7 @@
 """The uniform replay buffer: TF-Agents' replay-buffer API over a store on disk."""
 
 import contextlib
+import itertools
 import operator
 import os
 import secrets
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _KIND = "uniform"
-_GET_NEXT_STREAM = 0
 
 
 class BufferInfo(NamedTuple):
@@ -153,8 +153,7 @@ class UniformReplayBuffer:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
             raise OptionError(f"seed must be an int or None, got {seed!r}.")
         self._seed = secrets.randbits(63) if seed is None else int(seed)
-        self._streams = _GET_NEXT_STREAM
-        self._stream = plan.UniformStream(plan.derive_seed(self._seed, _GET_NEXT_STREAM))
+        self._streams = itertools.count()
         self._drop_remainder = flag("dataset_drop_remainder", dataset_drop_remainder)
         self._window_shift = (
             None if dataset_window_shift is None else count("dataset_window_shift", dataset_window_shift)
@@ -164,9 +163,14 @@ class UniformReplayBuffer:
         self._store: Store | None = store
         self._writer = store if isinstance(store, WritableStore) else None
         self._format = item_format
+        self._planner = self._new_planner()
         self._path = store.path
         self._length = store.manifest.max_length
         self._metadata = store.manifest.metadata
+
+    def _new_planner(self) -> plan.RandomPlanner:
+        """A planner of its own for each reader, so that one doesn't change what another draws."""
+        return plan.RandomPlanner(plan.derive_seed(self._seed, next(self._streams)), lanes=self.batch_size)
 
     # ---- what it is
 
@@ -239,7 +243,7 @@ class UniformReplayBuffer:
         try:
             if writer.append(self._format.flatten_up_to(items)):
                 return
-        except (ValueError, AttributeError):
+        except (ValueError, TypeError, AttributeError):
             pass  # not of the exact structure, or no arrays: the careful way converts or explains
         writer.append(self._format.rows(items))
 
@@ -300,9 +304,8 @@ class UniformReplayBuffer:
         """
         size = None if sample_batch_size is None else count("sample_batch_size", sample_batch_size)
         steps = None if num_steps is None else count("num_steps", num_steps)
-        draws = self._stream.next(1 if size is None else size)
-        leaves, info = self.sample(draws, num_steps=steps)
-        ids, probabilities = info
+        planner = self._planner
+        leaves, ids, probabilities = self._sample(planner, planner.next_batch(), count=size or 1, num_steps=steps)
         if size is None:
             leaves = [leaf.reshape(leaf.shape[1:]) for leaf in leaves]
             ids, probabilities = ids.reshape(ids.shape[1:]), probabilities.reshape(())
@@ -317,39 +320,22 @@ class UniformReplayBuffer:
         )
         return items, BufferInfo(tuple(ids.take(step, axis) for step in range(steps)), probabilities)
 
-    def sample(self, draws: NDArray[np.float64], *, num_steps: int | None) -> tuple[list[NDArray[Any]], BufferInfo]:
-        """Samples what given random numbers choose: the part of `get_next` that readers share.
-
-        Args:
-            draws: [S] float64 in [0, 1).
-            num_steps: Steps T of a sequence; None for single steps without a time axis.
-
-        Returns:
-            (leaves, info): the columns in the spec's order, [S, *shape] or [S, T, *shape]; ids [S] or [S, T],
-            probabilities [S].
-
-        Raises:
-            EmptyBufferError: When the window is empty.
-            WindowError: When no run has num_steps steps in the window.
-            ClosedError: After `close`.
-        """
+    def _sample(
+        self, planner: plan.RandomPlanner, batch: int, *, count: int, num_steps: int | None
+    ) -> tuple[list[NDArray[Any]], NDArray[np.int64], NDArray[np.float32]]:
+        """Reads a batch of a planner: the columns, the ids, and the probabilities, with a batch axis in front."""
         store = self._opened()
-        lanes = self._format.batch_size
         while True:
             first_id, next_id = store.window()
             starts = plan.sequence_starts(first_id, next_id, num_steps=num_steps or 1, runs=store.runs)
             if not starts.total:
                 raise self._too_few(first_id, next_id, num_steps or 1)
-            rows = plan.draw_rows(draws, starts, lanes=lanes)
-            if num_steps is not None:
-                rows = plan.sequence_rows(rows, num_steps=num_steps, lanes=lanes)
+            rows, ids = planner.plan(batch, starts, count=count, num_steps=num_steps)
             leaves = store.gather(first_id, rows)
             if leaves is not None:
-                ids = rows // lanes
-                ids += first_id
-                probabilities = np.empty(len(draws), np.float32)
-                probabilities.fill(1.0 / (starts.total * lanes))
-                return leaves, BufferInfo(ids, probabilities)
+                probabilities = np.empty(count, np.float32)
+                probabilities.fill(1.0 / (starts.total * planner.lanes))
+                return leaves, ids + first_id, probabilities
 
     def gather_all(self) -> Any:
         """Returns everything in the window, oldest first.
@@ -450,13 +436,11 @@ class UniformReplayBuffer:
             self._check_pass(request)
             return tf_data.pass_dataset(elements, lambda: self._read_pass(request), is_exact=self._drop_remainder)
         self._check_steps(steps or 1)
-        self._streams += 1
-        seed = plan.derive_seed(self._seed, self._streams)
+        planner = self._new_planner()
 
         def sample(batch: int) -> list[NDArray[Any]]:
-            draws = plan.uniforms(seed, batch, batches=1, count=size or 1)[0]
-            leaves, info = self.sample(draws, num_steps=steps)
-            return [*leaves, info.ids, info.probabilities]
+            leaves, ids, probabilities = self._sample(planner, batch, count=size or 1, num_steps=steps)
+            return [*leaves, ids, probabilities]
 
         return tf_data.random_dataset(
             elements, sample, num_parallel_calls=num_parallel_calls, sequence_preprocess_fn=sequence_preprocess_fn

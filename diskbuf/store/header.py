@@ -30,7 +30,7 @@ _PAGE_LAYOUT = 1
 _SLOTS = (512, 1024)
 _RECORD = struct.Struct("<qqqq")
 _CHECKSUM = struct.Struct("<I")
-_STORES_IN_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i386", "i686"}
+STORES_IN_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i386", "i686"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class LiveHeader:
             os.close(self._descriptor)
             raise
         self.words = memoryview(self._page).cast("q")
-        self.fence = _no_fence if _STORES_IN_ORDER else _fence
+        self.fence = _no_fence if STORES_IN_ORDER else _fence
         if (self.words[0], self.words[1]) != (_MAGIC, _PAGE_LAYOUT):
             self.close()
             raise _corrupt(path, "doesn't begin as a header of this version")

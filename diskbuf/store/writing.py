@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,9 @@ from diskbuf.errors import ReadOnlyError
 from diskbuf.options import StoreOptions
 from diskbuf.store import files
 from diskbuf.store.columns import Column, PwriteTail, Tail
-from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, Extent, LiveHeader
+from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
+from diskbuf.store.layout import ColumnLayout
 from diskbuf.store.lock import WriterLock
 from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
 from diskbuf.store.reading import (
@@ -39,7 +40,10 @@ from diskbuf.store.reading import (
 
 _LEAST_RESERVED_BYTES = 2**16
 _MOST_RESERVED_BYTES = 2**21
+_MOST_PACKED_BYTES = 2**13
 _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
+
+_tobytes = np.ndarray.tobytes  # of a leaf that is no array it raises TypeError
 
 
 def lock_store(path: Path) -> WriterLock:
@@ -124,11 +128,12 @@ class WritableStore(Store):
         self._package_version = package_version
         self._is_durable = is_durable
         self._syncs_always = is_durable and options.fsync == "always"
+        self._publishes_plainly = not self._syncs_always and STORES_IN_ORDER
         self._appending = threading.Lock()  # rows, next_id, chunk files
         self._flushing = threading.Lock()  # one flush or commit at a time
         self._recording = threading.Lock()  # the durable record
-        self._start, self._ready = 0, 0
-        self._tails: list[tuple[Tail, np.dtype[Any], tuple[int, ...]]] = []
+        self._ahead = _NOTHING_AHEAD
+        self._is_ours = True
         self._writers: list[_ColumnWriter] = []
         self._keeper: Keeper | None = None
         self._failure: OSError | None = None
@@ -220,18 +225,19 @@ class WritableStore(Store):
         with self._appending:
             words = self._live
             next_id = words[NEXT]
-            if next_id >= self._ready:
-                self._prepare(next_id)
-            row = next_id - self._start
+            start, ready, tails, _ = self._ahead
+            if next_id >= ready:
+                start, ready, tails, _ = self._prepare(next_id)
+            row = next_id - start
             # A row that is written but not published is not there, so one loop can check and write.
-            for (tail, dtype, shape), leaf in zip(self._tails, rows):  # noqa: B905 - strict= costs a tenth of an add
+            for (tail, dtype, shape, is_packed), leaf in zip(tails, rows):  # noqa: B905 - strict= costs a tenth of an add
                 if (leaf.dtype is not dtype and leaf.dtype != dtype) or leaf.shape != shape:
                     return False
-                tail[row] = leaf
-            if self._syncs_always:
-                self._sync_before(next_id + 1)
-            self._fence()
-            words[NEXT] = next_id + 1
+                tail[row] = _tobytes(leaf) if is_packed else leaf
+            if self._publishes_plainly:
+                words[NEXT] = next_id + 1
+            else:
+                self._publish(next_id + 1)
             return True
 
     def extend(self, rows: Sequence[NDArray[Any]], count: int) -> None:
@@ -248,36 +254,37 @@ class WritableStore(Store):
             first_id = self._writers_words[NEXT]
             try:
                 self._write_ahead(rows, first_id, count)
-                if self._syncs_always:
-                    self._sync_before(first_id + count)
+                self._publish(first_id + count)
             except BaseException:
-                self._ready = min(self._ready, 0)  # the tails may have moved past what is published
+                self._ahead = _NOTHING_AHEAD  # the tails may have moved past what is published
                 raise
-            self._set_next(first_id + count)
 
     def _write_ahead(self, rows: Sequence[NDArray[Any]], first_id: int, count: int) -> None:
         done = 0
         while done < count:
-            if first_id + done >= self._ready:
-                self._prepare(first_id + done)
-            row = first_id + done - self._start
-            size = min(count - done, self._ready - first_id - done)
-            for (tail, _, _), leaf in zip(self._tails, rows, strict=True):
+            start, ready, _, spans = self._ahead
+            if first_id + done >= ready:
+                start, ready, _, spans = self._prepare(first_id + done)
+            row = first_id + done - start
+            size = min(count - done, ready - first_id - done)
+            for tail, leaf in zip(spans, rows, strict=True):
                 tail[row : row + size] = leaf[:, done : done + size].swapaxes(0, 1)
             done += size
 
-    def _sync_before(self, next_id: int) -> None:
-        """Brings rows below `next_id` to the disk, and counts them there, before they are published."""
-        self._sync_chunks([writer.take_unsynced() for writer in self._writers])
-        with self._recording:
-            self._record(self._extent(next_id))
+    def _publish(self, next_id: int) -> None:
+        """Makes rows below `next_id` be there; with fsync="always" they are on the disk before."""
+        if self._syncs_always:
+            self._sync_chunks([writer.take_unsynced() for writer in self._writers])
+            with self._recording:
+                self._record(self._extent(next_id))
+        self._set_next(next_id)
 
     def _set_next(self, next_id: int) -> None:
         self._fence()
         self._writers_words[NEXT] = next_id
 
-    def _prepare(self, next_id: int) -> None:
-        """Makes ids from `next_id` up to `_ready` writable through `_tails`: chunks rolled, space reserved."""
+    def _prepare(self, next_id: int) -> "_Ahead":
+        """Makes ids from `next_id` on writable: chunks rolled, space reserved."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise OSError(
@@ -287,17 +294,16 @@ class WritableStore(Store):
         self._check_is_ours()
         self._pending = next_id
         ready = min(writer.make_ready(next_id) for writer in self._writers)
-        self._tails = [
-            (writer.tail(next_id, ready - next_id), layout.dtype, (layout.lanes, *layout.shape))
-            for writer, layout in zip(self._writers, (column.layout for column in self.columns), strict=True)
-        ]
-        self._start, self._ready = next_id, ready
+        spans = [writer.tail(next_id, ready - next_id) for writer in self._writers]
+        tails = [_row_tail(span, column.layout) for span, column in zip(spans, self.columns, strict=True)]
+        self._ahead = _Ahead(next_id, ready, tails, spans)
         if self._keeper is None:
             seconds = self._options.fsync_seconds if self._options.fsync == "interval" and self._is_durable else None
             self._keeper = Keeper(self, sync_seconds=seconds)
         if next_id in {writer.chunk_start for writer in self._writers}:
             self._has_rolled = True
             self._keeper.wake()
+        return self._ahead
 
     def before_overwrite(self, below: int) -> None:
         """Called before rows below an id are destroyed: no reader and no power cut may count on them any more."""
@@ -321,7 +327,7 @@ class WritableStore(Store):
         ), next_id
 
     def _check_is_ours(self) -> None:
-        if self._ready < 0:
+        if not self._is_ours:
             raise ReadOnlyError(
                 f"store {self.path} must be written to by the process that opened it, and before it is closed. "
                 "Open it in this process."
@@ -416,7 +422,7 @@ class WritableStore(Store):
         except OSError as error:
             with self._appending:
                 self._failure = error
-                self._ready = min(self._ready, 0)
+                self._ahead = _NOTHING_AHEAD  # so that the next append looks
 
     def _declare(self) -> None:
         """Gives evicted rows up ahead of their being overwritten, so that the writer needn't wait for that."""
@@ -439,15 +445,15 @@ class WritableStore(Store):
         try:
             if self._keeper is not None:
                 self._keeper.stop()
-            if self._ready >= 0 and self._is_durable and self._writers:
+            if self._is_ours and self._is_durable and self._writers:
                 self.flush()
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
         with self._appending:
-            self._ready = -1
-            self._tails = []
+            self._is_ours = False
+            self._ahead = _NOTHING_AHEAD
             for writer in self._writers:
                 writer.close()
             super().close()
@@ -458,7 +464,8 @@ class WritableStore(Store):
 
         The parent's threads don't exist there, nor will the locks that they held ever be freed.
         """
-        self._ready = -1
+        self._is_ours = False
+        self._ahead = _NOTHING_AHEAD
         self._keeper = None
         self._appending, self._flushing, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
 
@@ -467,6 +474,30 @@ class WritableStore(Store):
             self._let_go()
         else:
             self._lock_file.close()
+
+
+class _Ahead(NamedTuple):
+    """The ids that are ready to be written: where they begin and end, and where the rows of each column go."""
+
+    start: int
+    ready: int
+    tails: "list[tuple[Tail, np.dtype[Any], tuple[int, ...], bool]]"
+    spans: list[Tail]
+
+
+_NOTHING_AHEAD = _Ahead(0, 0, [], [])
+
+
+def _row_tail(span: Tail, layout: ColumnLayout) -> "tuple[Tail, np.dtype[Any], tuple[int, ...], bool]":
+    """Where single rows go, what they must be, and whether they go as bytes.
+
+    To numpy a row as one void element is half the work of a row as an array, as long as it is small.
+    """
+    row_shape = (layout.lanes, *layout.shape)
+    if not isinstance(span, np.ndarray) or layout.row_bytes > _MOST_PACKED_BYTES:
+        return span, layout.dtype, row_shape, False
+    void = np.dtype((np.void, layout.row_bytes))
+    return span.reshape(len(span), -1).view(void).reshape(len(span)), layout.dtype, row_shape, True
 
 
 class _ColumnWriter:
