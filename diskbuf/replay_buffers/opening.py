@@ -105,6 +105,8 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
     is_store = (path / ZARR_JSON).exists()
     if not is_store or mode == "w-":
         _check_free(path, mode)
+    else:
+        read_manifest(path)  # before a lock file is made: another program's zarr group is left as it is
     lock = lock_store(path)
     try:
         if (path / ZARR_JSON).exists():

@@ -15,6 +15,7 @@ import dataclasses
 import mmap
 import os
 import platform
+import stat
 import struct
 import threading
 import zlib
@@ -60,9 +61,15 @@ class LiveHeader:
 
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
         try:
-            size = os.fstat(self._descriptor).st_size
+            self._descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+        except IsADirectoryError as error:
+            raise _corrupt(path, "isn't a file") from error
+        try:
+            status = os.fstat(self._descriptor)
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise _corrupt(path, "isn't a file")
             if size != HEADER_BYTES:
                 raise _corrupt(path, f"must hold {HEADER_BYTES} bytes, has {size}")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ

@@ -124,7 +124,7 @@ def read_manifest(store: Path) -> Manifest:
 
     Raises:
         StoreNotFoundError: When there is no store.
-        StoreCorruptError: When its zarr.json isn't JSON.
+        StoreCorruptError: When its zarr.json can't be read or isn't JSON.
         StoreFormatError: When a newer version wrote it, or the manifest isn't whole.
     """
     path = store / ZARR_JSON
@@ -135,9 +135,13 @@ def read_manifest(store: Path) -> Manifest:
         raise StoreNotFoundError(
             f"cannot open {store}: {what}. Check the path, or create a store there with mode='a'.", path=str(store)
         ) from error
+    except OSError as error:
+        raise StoreCorruptError(
+            f"{path} must be a file that can be read, got {error.strerror}. Restore that file.", path=str(path)
+        ) from error
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreCorruptError(
             f"{path} must be JSON, got {len(text)} bytes that are not ({error}). "
             "Restore that file; the rows are in the chunk files beside it.",
@@ -180,8 +184,10 @@ class ZarrMetadata:
         for column in columns:
             path = store / column.file_path / ZARR_JSON
             try:
-                documents[column.file_path] = json.loads(path.read_bytes())
-            except (OSError, ValueError) as error:
+                document = json.loads(path.read_bytes())
+                document["shape"][0]
+                documents[column.file_path] = document
+            except (OSError, ValueError, RecursionError, TypeError, LookupError) as error:
                 raise StoreCorruptError(
                     f"{path} must be a zarr array's metadata, got {error}. Restore that file.", path=str(path)
                 ) from error

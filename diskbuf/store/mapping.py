@@ -4,6 +4,7 @@ Python's mmap can't place a mapping (MAP_FIXED), hence ctypes. Nothing else in d
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000 if sys.platform == "linux" else 0x40
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+MOST_BYTES: Final = 2**47
+"""The address space of a process on x86-64 and most others; ctypes would cut a larger size off in silence."""
 
 
 def is_supported() -> bool:
@@ -36,6 +40,8 @@ class Reservation:
     """
 
     def __init__(self, size: int) -> None:
+        if size > MOST_BYTES:
+            raise OSError(errno.ENOMEM, f"mmap of {size} bytes: {os.strerror(errno.ENOMEM)}")
         self.size = size
         self._mmap, self._munmap = _functions()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE

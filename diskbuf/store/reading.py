@@ -183,6 +183,12 @@ class Store:
     def _attach_if_there(self, number: int, chunk: int) -> None:
         try:
             self.attach_chunk(number, chunk)
+        except IsADirectoryError as error:
+            path = self.columns[number].chunk_path(chunk)
+            raise StoreCorruptError(
+                f"chunk file {path} must be a file, got a folder. Restore that file, or run diskbuf.repair.",
+                path=str(path),
+            ) from error
         except FileNotFoundError as error:
             layout = self.columns[number].layout
             if (chunk + 1) * layout.chunk_rows <= self._bounds()[0]:
@@ -378,7 +384,7 @@ def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
         The ids, the manifest's length limit applied.
 
     Raises:
-        StoreCorruptError: When the header holds neither.
+        StoreCorruptError: When the header holds neither, or impossible ids.
     """
     extent: Extent | None
     if header is None:
@@ -388,6 +394,12 @@ def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
         if extent is None:
             raise StoreCorruptError(
                 f"live header {header.path} must hold a whole durable record, but neither copy is one. "
+                "Delete that file to go on from the last commit in zarr.json.",
+                path=str(header.path),
+            )
+        if min(extent.floor, extent.next_id) < 0:
+            raise StoreCorruptError(
+                f"live header {header.path} must hold ids of at least 0, got {extent.floor} and {extent.next_id}. "
                 "Delete that file to go on from the last commit in zarr.json.",
                 path=str(header.path),
             )
