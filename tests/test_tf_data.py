@@ -1,6 +1,7 @@
 """Datasets: their elements' specs, the whole table of a deterministic pass, and what they refuse."""
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,8 +119,7 @@ def test_a_dataset_of_a_closed_buffer_says_so() -> None:
     next(iterator)
     buffer.close()
     with pytest.raises(tf.errors.OpError, match="must be open, but was closed"):
-        for _ in range(50):  # TensorFlow may have read a few ahead
-            next(iterator)
+        list(itertools.islice(iterator, 50))  # TensorFlow may have read a few ahead
 
 
 def test_sequence_preprocess_fn_sees_each_sequence_alone() -> None:

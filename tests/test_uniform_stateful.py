@@ -205,4 +205,4 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 TestBuffer = BufferMachine.TestCase
-TestBuffer.settings = settings(max_examples=30, stateful_step_count=30)
+TestBuffer.settings = settings(max_examples=60, stateful_step_count=30)
