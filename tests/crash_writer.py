@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import errno
+import importlib
 import json
 import mmap
 import os
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 import diskbuf
 
+IS_LONG = os.environ.get("DISKBUF_CRASH_TEST") == "long"  # every moment rather than some
 DEADLINE_SECONDS = 30.0
 KINDS = ("ring", "history", "unbounded")
 BOOT_ID = slice(16, 32)  # of .diskbuf/live
@@ -103,9 +105,7 @@ class Shape:
 
     def open(self, path: Path, **changes: Any) -> diskbuf.UniformReplayBuffer:
         """Creates or continues the store."""
-        options = diskbuf.StoreOptions(
-            chunk_bytes=self.chunk_bytes, fsync=self.fsync, fsync_seconds=self.fsync_seconds
-        )
+        options = diskbuf.StoreOptions(chunk_bytes=self.chunk_bytes, fsync=self.fsync, fsync_seconds=self.fsync_seconds)
         arguments = {"max_length": self.length, "keep_history": self.kind == "history", "options": options}
         return diskbuf.UniformReplayBuffer(self.spec, self.lanes, path=path, **(arguments | changes))
 
@@ -249,7 +249,7 @@ class CountedWriter:
         next_id = self.counters.acknowledged
         assert self.buffer.next_id == next_id, "the add that failed must be absent"
         assert_whole(self.buffer, self.shape)
-        print(json.dumps(failures | {"next_id": next_id}), flush=True)
+        _say(json.dumps(failures | {"next_id": next_id}))
         sys.stdin.readline()
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         give_up = time.monotonic() + DEADLINE_SECONDS
@@ -370,8 +370,8 @@ class ForkedWriter(WriterProcess):
 
 def serve() -> None:
     """Forks a writer for each line of JSON on stdin; says its pid, and at its end its exit code."""
-    import numpy.testing
-    import zarr.dtype  # noqa: F401 - what a writer imports on the way
+    for module in ("numpy.testing", "zarr.dtype"):  # what a writer imports on its way
+        importlib.import_module(module)
 
     for line in sys.stdin:
         pid = os.fork()
@@ -380,12 +380,17 @@ def serve() -> None:
             try:
                 run(json.loads(line))
                 code = 0
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - a fork must not return into the server
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        _say(pid)
+        _say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _say(what: object) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
 
 
 class LineBomb:
@@ -395,36 +400,63 @@ class LineBomb:
 
     Args:
         fuse: The number of the line; None for one that never goes off.
+        watched: A store whose files are looked at before each line, for `moments`.
     """
 
-    _WATCHED = frozenset({"files.py", "header.py", "lock.py", "manifest.py", "mapping.py", "writing.py", "opening.py"})
+    _FILES = frozenset({"files.py", "header.py", "lock.py", "manifest.py", "writing.py", "opening.py", "columns.py"})
 
-    def __init__(self, fuse: int | None) -> None:
-        self.lines: list[tuple[str, int]] = []
+    def __init__(self, fuse: int | None, *, watched: Path | None = None) -> None:
         self._fuse = fuse
+        self._watched = watched
         self._package = str(Path(diskbuf.__file__).parent)
+        self._number = 0
+        self._before: tuple[object, object] = None, None
+        self._changes: dict[object, list[int]] = {}
 
     def __call__(self, frame: types.FrameType, event: str, _: object) -> "Callable[..., Any] | None":
         """Is called by Python for each call and line."""
         name = frame.f_code.co_filename
-        if not name.startswith(self._package) or Path(name).name not in self._WATCHED:
+        if not name.startswith(self._package) or Path(name).name not in self._FILES:
             return None
         if event == "line":
-            if len(self.lines) == self._fuse:
+            if self._number == self._fuse:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self.lines.append((name, frame.f_lineno))
+            if self._watched is not None:
+                line, state = self._before
+                now = _state_of(self._watched)
+                if now != state:
+                    self._changes.setdefault(line, []).append(self._number)
+                self._before = _place_of(frame), now
+            self._number += 1
         return self
 
     def moments(self) -> list[int]:
-        """The numbers at which each different line ran first and last."""
-        first = {line: number for number, line in reversed([*enumerate(self.lines)])}
-        last = {line: number for number, line in enumerate(self.lines)}
-        return sorted({*first.values(), *last.values()})
+        """The fuses for after each line that changed a file, the first and the last time it did in that call chain."""
+        return sorted({number for numbers in self._changes.values() for number in (numbers[0], numbers[-1])})
+
+
+def _place_of(frame: types.FrameType | None) -> tuple[object, ...]:
+    place = []
+    while frame is not None:
+        place.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(place)
+
+
+def _state_of(store: Path) -> dict[str, bytes]:
+    found = {}
+    for folder, _, names in os.walk(store):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # the background thread replaces files
+                descriptor = os.open(f"{folder}/{name}", os.O_RDONLY)
+                found[f"{folder}/{name}"] = os.read(descriptor, 2**16)
+                os.close(descriptor)
+    return found
 
 
 def files_of(store: Path) -> set[str]:
     """Every file of a store."""
-    return {path.relative_to(store).as_posix() for path in store.rglob("*") if not path.is_dir()}
+    return {os.path.relpath(f"{folder}/{name}", store) for folder, _, names in os.walk(store) for name in names}
 
 
 def assert_no_leftovers(store: Path, window: tuple[int, int], shape: Shape) -> None:
@@ -485,7 +517,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cannot-reserve", action="store_true", help="play a file system without posix_fallocate")
     parser.add_argument("--no-sync", action="store_true", help="sync nothing: for writers that are only killed")
     parser.add_argument("--dies-at", type=int, help="number of the line of the store's code to be killed at")
-    parser.add_argument("--moments", type=Path, help="file for the numbers that --dies-at can take")
+    parser.add_argument("--moments", type=Path, help="file for the numbers worth giving to --dies-at")
     for field in dataclasses.fields(Shape):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     return parser
@@ -508,7 +540,7 @@ def run(argv: list[str]) -> None:
         os.posix_fallocate = _refuse_to_reserve
     if arguments.no_sync:
         os.fsync = os.fdatasync = _do_not_sync
-    bomb = LineBomb(arguments.dies_at)
+    bomb = LineBomb(arguments.dies_at, watched=arguments.store if arguments.moments else None)
     if arguments.dies_at is not None or arguments.moments:
         sys.settrace(bomb)
     writer = CountedWriter(arguments.store, shape, Counters(arguments.counters), trim=arguments.trim)

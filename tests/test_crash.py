@@ -1,17 +1,16 @@
 """Writers that are killed with SIGKILL: everything acknowledged is there, whole, and the next writer goes on."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from crash_writer import KINDS, Counters, Nursery, Shape, assert_no_leftovers, assert_whole, writer_argv
+from crash_writer import IS_LONG, KINDS, Counters, Nursery, Shape, assert_no_leftovers, assert_whole, writer_argv
 
 import diskbuf
 
 EVERYTHING = "add,extend,clear,flush,reopen"
-KILLS = int(os.environ.get("DISKBUF_KILLS", "4"))  # of each writer
+KILLS = 80 if IS_LONG else 4  # of each writer
 LARGE_FRAME = 5000  # a row of it takes the pwrite path
 
 
