@@ -57,7 +57,7 @@ $(STAMP): pyproject.toml
 	    exit 1; \
 	fi; \
 	echo "Making .venv with Python $$version"; \
-	"$$python" -m venv --clear .venv; \
+	$(BIN)/python -c '' 2>/dev/null || "$$python" -m venv --clear .venv; \
 	echo 'Installing diskbuf and what it needs into .venv (one to several minutes)'; \
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -e '.[test,plot]' \
 	    | sed -n -e 's/^Collecting /  /p' -e 's/^Installing collected packages.*/Unpacking/p'; \

@@ -7,6 +7,7 @@ one call a row, needs no address space, and is the plain one that the other is t
 import abc
 import collections
 import os
+import stat
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,11 +69,28 @@ class Column(abc.ABC):
         self.layout = layout
         self.folder = folder
         self.writable = writable
+        self._folder_text = os.fspath(folder)
         self.attached: dict[int, int] = {}  # slot: chunk
 
     def chunk_path(self, chunk: int) -> Path:
         """The file that holds a chunk."""
         return self.folder / self.layout.file_name(chunk)
+
+    def open_chunk(self, chunk: int, flags: int) -> int:
+        """Opens the file that holds a chunk; returns its descriptor.
+
+        Raises:
+            FileNotFoundError: When the chunk has no file.
+            StoreCorruptError: When the file isn't a whole chunk.
+            OSError: When it can't be opened.
+        """
+        descriptor = os.open(f"{self._folder_text}/{self.layout.file_name(chunk)}", flags | os.O_CLOEXEC)
+        try:
+            self.check_size(descriptor, chunk)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def slot(self, chunk: int) -> int:
         """Where a chunk lies in a ring; chunks that are never overwritten lie at their own number."""
@@ -112,6 +130,16 @@ class Column(abc.ABC):
         """Returns `count` ids inside one chunk as [count, lanes, *shape]; may share memory with the file."""
 
     @abc.abstractmethod
+    def needs_space(self, *, is_hot: bool) -> bool:
+        """Whether space has to be reserved before `tail` is written to: where rows go to a mapping.
+
+        A write that finds no space raises; a store to a mapping that finds none kills the process.
+
+        Args:
+            is_hot: As in `tail`.
+        """
+
+    @abc.abstractmethod
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
         """Returns where to write `count` ids from `first_id` on, all in one chunk that is attached and reserved.
 
@@ -123,13 +151,15 @@ class Column(abc.ABC):
                 writing to the mapping faults on none of them.
         """
 
-    def file_size_checked(self, descriptor: int, path: Path) -> None:
-        """Raises StoreCorruptError when an open chunk file isn't as long as a chunk."""
-        size = os.fstat(descriptor).st_size
-        if size != self.layout.chunk_bytes:
+    def check_size(self, descriptor: int, chunk: int) -> None:
+        """Raises StoreCorruptError when what was opened for a chunk isn't a file as long as a chunk."""
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != self.layout.chunk_bytes:
+            path = self.chunk_path(chunk)
+            found = f"has {status.st_size}" if stat.S_ISREG(status.st_mode) else "isn't a file"
             raise StoreCorruptError(
-                f"chunk file {path} of leaf {self.layout.path!r} must hold "
-                f"{self.layout.chunk_bytes} bytes, has {size}. Restore that file, or run diskbuf.repair.",
+                f"chunk file {path} of leaf {self.layout.path!r} must hold {self.layout.chunk_bytes} bytes, {found}. "
+                "Restore that file, or run diskbuf.repair.",
                 path=str(path),
             )
 
@@ -176,10 +206,8 @@ class MappedColumn(Column):
         self.attached[self.slot(chunk)] = chunk
 
     def _map(self, chunk: int, reservation: Reservation) -> None:
-        path = self.chunk_path(chunk)
-        descriptor = os.open(path, os.O_RDWR if self.writable else os.O_RDONLY)
+        descriptor = self.open_chunk(chunk, os.O_RDWR if self.writable else os.O_RDONLY)
         try:
-            self.file_size_checked(descriptor, path)
             if size := self.layout.chunk_bytes:
                 position = self._position(chunk)
                 reservation.map_file(position, descriptor, size=size, writable=self.writable)
@@ -229,9 +257,12 @@ class MappedColumn(Column):
         chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)
         return self._view[chunk, row : row + count]
 
+    def needs_space(self, *, is_hot: bool) -> bool:
+        return is_hot or self.layout.row_bytes < PWRITE_ROW_BYTES
+
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
         layout = self.layout
-        if layout.row_bytes >= PWRITE_ROW_BYTES and not is_hot:
+        if not self.needs_space(is_hot=is_hot):
             return PwriteTail(
                 descriptor, offset=first_id % layout.chunk_rows * layout.row_bytes, row_bytes=layout.row_bytes
             )
@@ -263,9 +294,7 @@ class FileColumn(Column):
         slot = self.slot(chunk)
         found = self._open.get(slot)
         if found is None:
-            path = self.chunk_path(chunk)
-            found = _Descriptor(path)
-            self.file_size_checked(found.number, path)
+            found = _Descriptor(self.open_chunk(chunk, os.O_RDONLY))
             self._open[slot] = found
             while len(self._open) > self._MOST_OPEN:
                 self._open.popitem(last=False)
@@ -293,7 +322,7 @@ class FileColumn(Column):
             return
         descriptor = self._descriptor(chunk)
         if os.preadv(descriptor.number, [target], offset) != target.nbytes:
-            self.file_size_checked(descriptor.number, self.chunk_path(chunk))
+            self.check_size(descriptor.number, chunk)
 
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         layout = self.layout
@@ -301,6 +330,10 @@ class FileColumn(Column):
         chunk, inside = divmod(first_id, layout.chunk_rows)
         self._read(chunk, inside * layout.row_bytes, _bytes_of(out))
         return out
+
+    def needs_space(self, *, is_hot: bool) -> bool:
+        del is_hot
+        return False
 
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
         del count, is_hot
@@ -313,12 +346,11 @@ class FileColumn(Column):
 class _Descriptor:
     """An open file that closes itself when nobody reads it any more."""
 
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDONLY)
+    def __init__(self, number: int) -> None:
+        self.number = number
 
     def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
+        os.close(self.number)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -1,6 +1,7 @@
 """How rows are cut into chunk files, and what zarr is told about them. Pure arithmetic and JSON; opens nothing."""
 
 import dataclasses
+import functools
 import math
 import mmap
 from typing import Any
@@ -33,22 +34,22 @@ class ColumnLayout:
     chunk_rows: int
     slots: int | None
 
-    @property
+    @functools.cached_property
     def lane_bytes(self) -> int:
         """Bytes of one lane's row."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Bytes of one id, all lanes."""
         return self.lanes * self.lane_bytes
 
-    @property
+    @functools.cached_property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk file."""
         return self.chunk_rows * self.row_bytes
 
-    @property
+    @functools.cached_property
     def ring_rows(self) -> int | None:
         """Ids after which a ring overwrites, None when chunks are never overwritten."""
         return None if self.slots is None else self.slots * self.chunk_rows

@@ -1,6 +1,5 @@
 """A store as a reader sees it: which ids are there, and their rows. Knows no specs, no nests and no TensorFlow."""
 
-import contextlib
 import dataclasses
 import errno
 import sys
@@ -143,16 +142,22 @@ class Store:
     def _make_column(self, layout: ColumnLayout, *, first_chunk: int) -> Column:
         folder = self.path / layout.file_path
         if self._is_mapped and layout.row_bytes:
-            with _without_address_space():
+            try:
                 return MappedColumn(layout, folder, writable=self._writable, first_chunk=first_chunk)
+            except OSError as error:
+                if error.errno != errno.ENOMEM:  # no address space: rows are read call by call instead
+                    raise
         return FileColumn(layout, folder, writable=self._writable)
 
     def attach_chunk(self, number: int, chunk: int) -> None:
         """Attaches a chunk of a column; a column that can't be mapped any further is read call by call from then on."""
-        with _without_address_space():
-            self.columns[number].attach(chunk)
-            return
         mapped = self.columns[number]
+        try:
+            mapped.attach(chunk)
+            return
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
         plain = FileColumn(mapped.layout, mapped.folder, writable=self._writable)
         plain.attached.update(mapped.attached)
         plain.attach(chunk)
@@ -323,16 +328,6 @@ def _pieces(first_id: int, next_id: int, chunk_rows: int) -> Iterator[tuple[int,
         stop = min(next_id, (first_id // chunk_rows + 1) * chunk_rows)
         yield first_id, stop - first_id
         first_id = stop
-
-
-@contextlib.contextmanager
-def _without_address_space() -> Iterator[None]:
-    """Swallows the one failure that the plain executor makes good: no more address space or mappings."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
 
 
 def column_layouts(leaves: Sequence[Leaf], manifest: Manifest, *, path: Path) -> list[ColumnLayout]:

@@ -585,7 +585,7 @@ class _ColumnWriter:
     def _reserve(self, chunk: int, inside: int) -> None:
         """Reserves space ahead: a quarter of what the column holds, between 64 KiB and 2 MiB, at least a row."""
         layout = self._column.layout
-        if not layout.row_bytes or not self._can_reserve:
+        if not self._can_reserve or not self._column.needs_space(is_hot=self._is_hot):
             self._reserved = layout.chunk_rows
             return
         stored = (chunk * layout.chunk_rows + inside) * layout.row_bytes
