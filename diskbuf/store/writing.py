@@ -177,6 +177,7 @@ class WritableStore(Store):
         self._commit(dataclasses.replace(extent, floor=floor))
         header.begin(dataclasses.replace(extent, floor=floor))
         self._words = self._live = header.words
+        self._row_formats = [(leaf.dtype, (manifest.batch_size, *leaf.shape)) for leaf in self._leaves]
         self._epoch = header.words[EPOCH]
         self._attached_to = EVERY_ID  # chunks are attached as they are begun
         self._writers = [
@@ -223,16 +224,16 @@ class WritableStore(Store):
             OSError: When the disk is full, or an earlier background sync failed; nothing was appended.
         """
         with self._appending:
+            for leaf, (dtype, shape) in zip(rows, self._row_formats):  # noqa: B905 - strict= costs a tenth of an add
+                if (leaf.dtype is not dtype and leaf.dtype != dtype) or leaf.shape != shape:
+                    return False
             words = self._live
             next_id = words[NEXT]
             start, ready, tails, _ = self._ahead
             if next_id >= ready:
                 start, ready, tails, _ = self._prepare(next_id)
             row = next_id - start
-            # A row that is written but not published is not there, so one loop can check and write.
-            for (tail, dtype, shape, is_packed), leaf in zip(tails, rows):  # noqa: B905 - strict= costs a tenth of an add
-                if (leaf.dtype is not dtype and leaf.dtype != dtype) or leaf.shape != shape:
-                    return False
+            for (tail, is_packed), leaf in zip(tails, rows):  # noqa: B905 - as above
                 tail[row] = _tobytes(leaf) if is_packed else leaf
             if self._publishes_plainly:
                 words[NEXT] = next_id + 1
@@ -481,23 +482,22 @@ class _Ahead(NamedTuple):
 
     start: int
     ready: int
-    tails: "list[tuple[Tail, np.dtype[Any], tuple[int, ...], bool]]"
+    tails: list[tuple[Tail, bool]]
     spans: list[Tail]
 
 
 _NOTHING_AHEAD = _Ahead(0, 0, [], [])
 
 
-def _row_tail(span: Tail, layout: ColumnLayout) -> "tuple[Tail, np.dtype[Any], tuple[int, ...], bool]":
-    """Where single rows go, what they must be, and whether they go as bytes.
+def _row_tail(span: Tail, layout: ColumnLayout) -> tuple[Tail, bool]:
+    """Where single rows go, and whether they go as bytes.
 
     To numpy a row as one void element is half the work of a row as an array, as long as it is small.
     """
-    row_shape = (layout.lanes, *layout.shape)
     if not isinstance(span, np.ndarray) or layout.row_bytes > _MOST_PACKED_BYTES:
-        return span, layout.dtype, row_shape, False
+        return span, False
     void = np.dtype((np.void, layout.row_bytes))
-    return span.reshape(len(span), -1).view(void).reshape(len(span)), layout.dtype, row_shape, True
+    return span.reshape(len(span), -1).view(void).reshape(len(span)), True
 
 
 class _ColumnWriter:
