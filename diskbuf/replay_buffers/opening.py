@@ -12,9 +12,9 @@ from diskbuf.errors import OptionError, StoreCorruptError, StoreExistsError, Sto
 from diskbuf.options import StoreOptions
 from diskbuf.replay_buffers.items import ItemFormat
 from diskbuf.store.header import LiveHeader
-from diskbuf.store.layout import rows_per_chunk
+from diskbuf.store.layout import Leaf, rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, read_manifest
-from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, Leaf, Store
+from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, Store
 from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 

@@ -13,23 +13,32 @@ RING_SLACK_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ColumnLayout:
-    """One column, ``[T, lanes, *shape]``, cut into chunks of `chunk_rows` ids.
+class Leaf:
+    """What the store has to know of a leaf of the spec.
 
     Attributes:
         path: The leaf as the user writes it, for messages.
-        file_path: The zarr array's path below the store's folder.
+        file_path: Its zarr array's path below the store's folder.
         dtype: Type of an element.
         shape: Shape of one lane's row.
-        lanes: Number of lanes.
-        chunk_rows: Ids in a chunk file, a power of two.
-        slots: Chunk files of a ring; chunk k lies in slot ``k % slots``. None when chunks are never overwritten.
     """
 
     path: str
     file_path: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ColumnLayout(Leaf):
+    """One column, ``[T, lanes, *shape]``, cut into chunks of `chunk_rows` ids.
+
+    Attributes:
+        lanes: Number of lanes.
+        chunk_rows: Ids in a chunk file, a power of two.
+        slots: Chunk files of a ring; chunk k lies in slot ``k % slots``. None when chunks are never overwritten.
+    """
+
     lanes: int
     chunk_rows: int
     slots: int | None

@@ -1,6 +1,5 @@
 """A store as a reader sees it: which ids are there, and their rows. Knows no specs, no nests and no TensorFlow."""
 
-import dataclasses
 import errno
 import sys
 import threading
@@ -16,7 +15,7 @@ from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.store import mapping
 from diskbuf.store.columns import Column, FileColumn, MappedColumn
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
-from diskbuf.store.layout import ColumnLayout, ring_slots
+from diskbuf.store.layout import ColumnLayout, Leaf, ring_slots
 from diskbuf.store.manifest import Manifest, read_manifest
 
 STATE_FOLDER = ".diskbuf"
@@ -24,23 +23,6 @@ HEADER_FILE = "live"
 LOCK_FILE = "lock"
 EVERY_ID = sys.maxsize
 """Above every id."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """What the store has to know of a leaf of the spec.
-
-    Attributes:
-        path: The leaf as the user writes it, for messages.
-        file_path: Its zarr array's path below the store's folder.
-        dtype: Type of an element.
-        shape: Shape of one lane's row.
-    """
-
-    path: str
-    file_path: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
 
 
 class Store:
@@ -356,10 +338,7 @@ def column_layouts(leaves: Sequence[Leaf], manifest: Manifest, *, path: Path) ->
         rows = manifest.chunk_rows[leaf.file_path]
         layouts.append(
             ColumnLayout(
-                path=leaf.path,
-                file_path=leaf.file_path,
-                dtype=leaf.dtype,
-                shape=leaf.shape,
+                **vars(leaf),
                 lanes=manifest.batch_size,
                 chunk_rows=rows,
                 slots=None if ring_length is None else ring_slots(ring_length, rows),

@@ -24,7 +24,7 @@ from diskbuf.store import files
 from diskbuf.store.columns import Column, PwriteTail, Tail
 from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
-from diskbuf.store.layout import ColumnLayout
+from diskbuf.store.layout import ColumnLayout, Leaf
 from diskbuf.store.lock import WriterLock
 from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
 from diskbuf.store.reading import (
@@ -32,7 +32,6 @@ from diskbuf.store.reading import (
     HEADER_FILE,
     LOCK_FILE,
     STATE_FOLDER,
-    Leaf,
     Store,
     column_layouts,
     stored_extent,
