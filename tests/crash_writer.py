@@ -192,11 +192,13 @@ class CountedWriter:
         self.counters.assert_agree((first_id, next_id), self.buffer.max_length)
         self.counters.set(begun=next_id, acknowledged=next_id, clearing=first_id, cleared=first_id)
 
-    def add(self) -> None:
-        next_id = self.counters.acknowledged
-        self.counters.set(begun=next_id + 1)
-        self.buffer.add_batch(self.shape.step(next_id))
-        self.counters.set(acknowledged=next_id + 1)
+    def add(self, count: int = 1) -> None:
+        first_id = self.counters.acknowledged
+        steps = [self.shape.step(number) for number in range(first_id, first_id + count)]
+        for next_id, step in enumerate(steps, first_id):  # tight, so that a kill likely comes during an add
+            self.counters.set(begun=next_id + 1)
+            self.buffer.add_batch(step)
+            self.counters.set(acknowledged=next_id + 1)
 
     def extend(self, count: int) -> None:
         next_id = self.counters.acknowledged
@@ -221,21 +223,16 @@ class CountedWriter:
         """Does things at random, until it is killed."""
         while True:
             name = names[rng.integers(len(names))]
-            if name == "extend":
-                self.extend(int(rng.integers(1, 90)))
+            if name in {"add", "extend"}:
+                getattr(self, name)(int(rng.integers(1, 90)))
             else:
-                for _ in range(rng.integers(1, 60) if name == "add" else 1):
-                    getattr(self, name)()
+                getattr(self, name)()
 
     def follow(self, script: str) -> None:
         """Does what a script says, such as "add*3,extend*7,clear", and closes."""
         for part in filter(None, script.split(",")):
             name, _, count = part.partition("*")
-            if name == "extend":
-                self.extend(int(count))
-            else:
-                for _ in range(int(count or 1)):
-                    getattr(self, name)()
+            getattr(self, name)(*map(int, filter(None, [count])))
         self.buffer.close()
 
     def fill(self) -> None:
@@ -545,8 +542,7 @@ def run(argv: list[str]) -> None:
         sys.settrace(bomb)
     writer = CountedWriter(arguments.store, shape, Counters(arguments.counters), trim=arguments.trim)
     if arguments.limit_bytes is not None:
-        for _ in range(10):
-            writer.add()
+        writer.add(10)
         resource.setrlimit(resource.RLIMIT_FSIZE, (arguments.limit_bytes, resource.RLIM_INFINITY))
     if arguments.fill:
         writer.fill()

@@ -43,8 +43,7 @@ def test_a_full_disk_refuses_the_add_and_goes_on_when_there_is_room(
     tmp_path: Path, small_disk: Path, shape: Shape, fsync: str, more: tuple[str, ...]
 ) -> None:
     store, ballast = small_disk / "store", small_disk / "ballast"
-    room = 6 if fsync == "always" and shape is SMALL_ROWS else 3  # a sync for each add takes a while
-    ballast.write_bytes(bytes(room * 2**20))
+    ballast.write_bytes(bytes(6 * 2**20))
     shape = Shape(**(vars(shape) | {"fsync": fsync}))
     with WriterProcess(writer_argv(store, tmp_path / "counters", shape, "--fill", *more)) as writer:
         said = writer.read_line()

@@ -1,5 +1,7 @@
 """What counts after another start of the machine, and the order in which it is brought to the disk."""
 
+import errno
+import os
 import re
 import shutil
 import subprocess
@@ -70,6 +72,32 @@ def test_a_header_that_lost_one_copy_of_its_record_uses_the_other(tmp_path: Path
                 with diskbuf.open(store) as reader:
                     found.add(assert_whole(reader, shape)[1])
     assert found == {30, 40}
+
+
+@pytest.mark.parametrize("call", ["os.fdatasync", "os.fsync"])
+def test_a_sync_that_fails_fails_the_add_or_flush_and_the_next_one_makes_it_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    is_add = call == "os.fdatasync"
+    shape = Shape(max_length=20, chunk_bytes=64, fsync="always" if is_add else "never")
+    with shape.open(tmp_path / "store") as buffer:
+        buffer.extend(shape.sequence(0, 30))
+        buffer.flush()
+        if not is_add:
+            buffer.add_batch(shape.step(30))
+        with monkeypatch.context() as broken:
+            broken.setattr(call, fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                buffer.add_batch(shape.step(30)) if is_add else buffer.flush()
+        assert assert_whole(buffer, shape) == ((10, 30) if is_add else (11, 31))
+        if is_add:
+            buffer.add_batch(shape.step(30))
+        buffer.flush()
+        with after_another_boot(tmp_path / "store") as store, diskbuf.open(store) as reader:
+            assert assert_whole(reader, shape) == (11, 31)
 
 
 FLUSHES = """
