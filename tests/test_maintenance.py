@@ -1,5 +1,6 @@
 """Verifying and repairing stores whose files were damaged from outside."""
 
+import contextlib
 import hashlib
 import os
 import re
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import diskbuf
 from diskbuf.maintenance import longest_gap
+from diskbuf.store.header import Extent, LiveHeader
 
 LANES = 2
 SPEC = {"big": diskbuf.ArraySpec([64], "uint8"), "small": diskbuf.ArraySpec([], "int64")}
@@ -171,6 +173,95 @@ def test_a_damaged_manifest_is_named_and_repair_says_that_it_cannot(
         with pytest.raises(diskbuf.StoreCorruptError, match=r"zarr\.json"):
             act(store)
     assert contents(store) == before
+
+
+def chunk_files(store: Path) -> list[Path]:
+    return sorted(path for path in store.rglob("c.*") if path.is_file())
+
+
+def test_a_flipped_byte_is_found_in_each_chunk_and_only_there(store: Path) -> None:
+    for chunk in chunk_files(store):
+        with flipped(chunk, offset=chunk.stat().st_size // 4):
+            assert [fault.path for fault in diskbuf.verify(store).faults] == [str(chunk)]
+            with diskbuf.open(store, verify=True) as buffer, pytest.raises(diskbuf.StoreCorruptError) as caught:
+                buffer.gather_all()
+            assert caught.value.path == str(chunk)
+    assert diskbuf.verify(store).is_clean
+    with diskbuf.open(store, verify=True) as buffer:
+        check(buffer, 0, 100)
+
+
+def test_with_verify_only_the_chunks_that_are_read_are_checked(store: Path) -> None:
+    with flipped(store / "big" / "c.12.0.0", offset=0), diskbuf.open(store, verify=True) as buffer:
+        assert buffer.read([95], [0])["small"].tolist() == [950]
+        with pytest.raises(diskbuf.StoreCorruptError, match=r"c\.12\.0\.0"):
+            buffer.read([96], [0])
+
+
+def test_a_rotten_chunk_is_repaired_like_a_missing_one(store: Path) -> None:
+    chunk = store / "big" / "c.3.0.0"
+    content = bytearray(chunk.read_bytes())
+    content[-1] ^= 0x80
+    chunk.write_bytes(content)
+    assert (diskbuf.repair(store).first_id, diskbuf.verify(store).is_clean) == (32, True)
+    after = contents(store)
+    diskbuf.repair(store)
+    assert contents(store) == after
+    with diskbuf.open(store) as buffer:
+        check(buffer, 32, 100)
+
+
+def test_checksums_follow_a_ring_that_wraps_and_goes_on(tmp_path: Path) -> None:
+    store = make(tmp_path / "store", steps=300, max_length=50)
+    for first in (300, 377, 600):
+        assert diskbuf.verify(store).is_clean
+        with flipped(store / "big" / f"c.{(first - 1) // CHUNK}.0.0", offset=0):
+            assert not diskbuf.verify(store).is_clean
+        with diskbuf.open(store, "r+") as buffer:
+            for number in range(first, first + 77):
+                buffer.add_batch(step(number))
+            buffer.flush()
+            assert diskbuf.verify(store).is_clean
+            for number in range(first + 77, 600 if first == 377 else first + 77):
+                buffer.add_batch(step(number))
+
+
+def test_checksums_of_steps_that_a_power_cut_took_away_are_forgotten(store: Path) -> None:
+    with contextlib.closing(LiveHeader(store / ".diskbuf" / "live", writable=True)) as header:
+        header.begin(Extent(generation=0, floor=0, next_id=50))  # as if only 50 steps had been synced
+    with pytest.warns(RuntimeWarning, match="certain"):
+        buffer = diskbuf.open(store, "r+")
+    with buffer:
+        for number in range(50, 90):
+            buffer.add_batch({name: leaf + 1 for name, leaf in step(number).items()})
+    assert diskbuf.verify(store).is_clean
+
+
+def test_a_cut_checksum_file_is_named_wherever_it_is_cut_and_made_anew(store: Path) -> None:
+    path = store / ".diskbuf" / "checksums.arrow"
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        assert [fault.path for fault in diskbuf.verify(store).faults] == [str(path)]
+    with pytest.raises(diskbuf.StoreCorruptError, match=r"checksums\.arrow"):
+        diskbuf.open(store, verify=True)
+    with diskbuf.open(store) as buffer:  # not needed to read without verify
+        check(buffer, 0, 100)
+    with pytest.warns(RuntimeWarning, match="made anew"), diskbuf.open(store, "r+"):
+        pass
+    assert diskbuf.verify(store).is_clean
+    with flipped(chunk_files(store)[0], offset=3):
+        assert not diskbuf.verify(store).is_clean
+
+
+@contextlib.contextmanager
+def flipped(path: Path, *, offset: int) -> Iterator[None]:
+    content = path.read_bytes()
+    path.write_bytes(content[:offset] + bytes([content[offset] ^ 1]) + content[offset + 1 :])
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
 
 
 def test_history_is_kept_from_the_repaired_part_on(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def open_existing(
     reads_history: bool,
     options: StoreOptions,
     only: tuple[int, int] | None = None,
+    verifies: bool = False,
 ) -> tuple[Store, ItemFormat]:
     """Opens a store from its path alone.
 
@@ -150,6 +151,7 @@ def open_existing(
         reads_history: Whether rows that have left the window count.
         options: How it is synced when written to.
         only: Ids to read, when the others can't be; None follows the window.
+        verifies: Whether chunks are checked against their checksums as they are read; only to read.
 
     Returns:
         The store and the format of its items.
@@ -167,7 +169,7 @@ def open_existing(
     item_format = item_format_of(manifest)
     leaves = leaves_of(item_format)
     if not is_writable:
-        return Store(path, leaves, reads_history=reads_history, only=only), item_format
+        return Store(path, leaves, reads_history=reads_history, only=only, verifies=verifies), item_format
     lock = lock_store(path)
     try:
         store = WritableStore(

@@ -257,7 +257,8 @@ class UniformReplayBuffer:
             SpecError: As `add_batch`, or when leaves differ in T; nothing was added.
             ReadOnlyError: When the buffer was opened for reading, or in another process.
             ClosedError: After `close`.
-            OSError: When the disk is full; nothing was added.
+            OSError: When the disk is full; nothing was added. When a sync fails under a full ring, the first of the
+                steps may be there, whole.
         """
         writer = self._writer
         if writer is None:
@@ -554,6 +555,7 @@ def open(
     history: bool = False,
     *,
     skip_damaged: bool = False,
+    verify: bool = False,
     seed: int | None = None,
     dataset_drop_remainder: bool = False,
     dataset_window_shift: int | None = None,
@@ -569,6 +571,8 @@ def open(
         history: Whether to read from the oldest step still on disk, where the store keeps history.
         skip_damaged: Whether to read a store of which chunk files are missing or short: the window is then the longest
             run of whole steps, and a warning names the files. Only to read.
+        verify: Whether each sealed chunk is checked against its checksum when it is first read; reading one that has
+            rotten raises StoreCorruptError with its name. Only to read.
         seed: Makes samples repeatable; None draws a seed.
         dataset_drop_remainder: As in `UniformReplayBuffer`.
         dataset_window_shift: As in `UniformReplayBuffer`.
@@ -589,15 +593,16 @@ def open(
         raise OptionError(
             f"mode must be 'r' (read) or 'r+' (read and add), got {mode!r}. To create a store, use UniformReplayBuffer."
         )
-    if flag("skip_damaged", skip_damaged) and mode != "r":
-        raise OptionError("skip_damaged must be left out with mode='r+'. Run diskbuf.repair before adding.")
+    if mode == "r+" and (flag("skip_damaged", skip_damaged) or flag("verify", verify)):
+        raise OptionError("skip_damaged and verify must be left out with mode='r+'. Run diskbuf.repair before adding.")
     store, item_format = open_existing(
         local_path(path),
         kind=_KIND,
         is_writable=mode == "r+",
         reads_history=flag("history", history),
         options=_options(options),
-        only=_whole_ids(local_path(path)) if skip_damaged else None,
+        only=_whole_ids(local_path(path)) if flag("skip_damaged", skip_damaged) else None,
+        verifies=flag("verify", verify),
     )
     return UniformReplayBuffer._of_store(
         store,

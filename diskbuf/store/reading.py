@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.store import mapping
+from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
 from diskbuf.store.columns import Column, FileColumn, MappedColumn
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
 from diskbuf.store.layout import ColumnLayout, Leaf, ring_slots
@@ -37,6 +38,7 @@ class Store:
         reads_history: Whether rows that have left the window count, where the store keeps them.
         is_mapped: Whether chunk files are mapped; reading them call by call is slower and gives the same answers.
         only: Ids to read, whatever the window is; for a store of which the others are damaged.
+        verifies: Whether chunks are checked against their checksums when rows of them are first read.
 
     Raises:
         StoreNotFoundError: When there is no store.
@@ -54,12 +56,14 @@ class Store:
         reads_history: bool = False,
         is_mapped: bool = True,
         only: tuple[int, int] | None = None,
+        verifies: bool = False,
     ) -> None:
         self.path = path
         self._leaves = tuple(leaves)
         self._reads_history = reads_history
         self._is_mapped = is_mapped and mapping.is_supported()
         self._only = only
+        self._verifies = verifies
         self._attaching = threading.RLock()
         self._header = None if only is not None else self._open_header()
         try:
@@ -99,6 +103,9 @@ class Store:
     def _take(self, manifest: Manifest, extent: Extent) -> None:
         """Takes over what the files say and attaches the chunks of the window."""
         self.manifest = manifest
+        self._unverified = (
+            ChecksumTable.load(self.path / STATE_FOLDER / CHECKSUM_FILE).entries if self._verifies else {}
+        )
         header = self._header
         self._words = header.words if header is not None and header.is_live else None
         self._fence = _nothing if header is None else header.fence
@@ -249,6 +256,8 @@ class Store:
         shifted: dict[int, NDArray[np.int64]] = {}  # columns that begin at the same row share the index
         found = []
         try:
+            if self._unverified:
+                self._verify(first_id + np.unique(rows // self.manifest.batch_size))
             for column in self.columns:
                 offset = column.offset(first_id)
                 index = shifted.get(offset)
@@ -273,12 +282,37 @@ class Store:
         """
         epoch = self._epoch
         try:
+            if self._unverified:
+                self._verify(np.arange(first_id, next_id))
             found = [_read_range(column, first_id, next_id) for column in self.columns]
         except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
             if self._is_intact(first_id, epoch):
                 raise
             return None
         return found if self._is_intact(first_id, epoch) else None
+
+    def _verify(self, ids: NDArray[np.int64]) -> None:
+        """Checks the chunks that hold ids, each the first time only.
+
+        Raises:
+            StoreCorruptError: When a chunk's bytes are not what they were.
+            FileNotFoundError: When a chunk has no file.
+        """
+        for column in self.columns:
+            layout = column.layout
+            for chunk in np.unique(ids // layout.chunk_rows).tolist():
+                expected = self._unverified.get((layout.file_path, chunk))
+                if expected is None:
+                    continue  # checked before, or not sealed when the store was opened
+                path = column.chunk_path(chunk)
+                problem = rot_in(path, layout, chunk, expected)
+                if problem is not None:
+                    raise StoreCorruptError(
+                        f"chunk file {path} of leaf {layout.path!r} {problem}. "
+                        "Restore that file, or run diskbuf.repair.",
+                        path=str(path),
+                    )
+                self._unverified.pop((layout.file_path, chunk), None)
 
     def close(self) -> None:
         """Closes the files; closing twice is fine. Arrays handed out stay valid."""

@@ -7,9 +7,11 @@ published. And before rows that the durable record counts are destroyed, the rec
 import contextlib
 import dataclasses
 import errno
+import itertools
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import ReadOnlyError
+from diskbuf.errors import ReadOnlyError, StoreCorruptError
 from diskbuf.options import StoreOptions
 from diskbuf.store import files
+from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of
 from diskbuf.store.columns import Column, PwriteTail, Tail
 from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
@@ -40,6 +43,7 @@ from diskbuf.store.reading import (
 _LEAST_RESERVED_BYTES = 2**16
 _MOST_RESERVED_BYTES = 2**21
 _MOST_PACKED_BYTES = 2**13
+_BACKGROUND_CHECKSUM_BYTES = 2**26  # at each background sync: a fortieth of a second
 _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
 
 _tobytes = np.ndarray.tobytes  # of a leaf that is no array it raises TypeError
@@ -58,7 +62,11 @@ def lock_store(path: Path) -> WriterLock:
         StoreLockedError: When another process, or this one, has it.
         OSError: When the folder or the lock file can't be made.
     """
-    (path / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
+    folder = path / STATE_FOLDER
+    missing = list(itertools.takewhile(lambda parent: not parent.exists(), (folder, *folder.parents)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        files.sync_folder(made.parent)
     return WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path))
 
 
@@ -139,6 +147,7 @@ class WritableStore(Store):
         self._has_rolled = False
         self._committed_seconds = 0.0
         self._flushed: Extent | None = None
+        self._sealed_to: dict[str, int] = {}
         super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
         _open_stores.add(self)
 
@@ -166,7 +175,9 @@ class WritableStore(Store):
             package_version=self._package_version,
         )
         self._take(manifest, dataclasses.replace(extent, floor=floor))
-        self._documents = ZarrMetadata.read(self.path, [column.layout for column in self.columns])
+        self._layouts = [column.layout for column in self.columns]
+        self._documents = ZarrMetadata.read(self.path, self._layouts)
+        self._checksums = self._load_checksums(extent.next_id)
 
         # The floor of the old length goes first: a longer length must never bring back rows that are gone.
         self._durable = dataclasses.replace(durable, generation=extent.generation, floor=extent.floor)
@@ -185,6 +196,22 @@ class WritableStore(Store):
         ]
         self._remove_leftovers(floor, extent.next_id)
 
+    def _load_checksums(self, next_id: int) -> ChecksumTable:
+        """Takes the checksums over that are still right; those of rows that were lost must not outlive this."""
+        path = self.path / STATE_FOLDER / CHECKSUM_FILE
+        try:
+            table = ChecksumTable.load(path)
+        except StoreCorruptError as error:
+            warnings.warn(f"{error} The checksums are made anew.", RuntimeWarning, stacklevel=6)
+            table = ChecksumTable(path)
+        table.keep(self._layouts, self._oldest_id(self._static[0]), next_id)
+        table.save(sync=self._is_durable)
+        return table
+
+    def _oldest_id(self, first_id: int) -> int:
+        """The first id that must be on disk, when the window begins at `first_id`."""
+        return self.manifest.oldest_id if self.manifest.keep_history else first_id
+
     @property
     def _writers_words(self) -> "memoryview[int]":
         return self._writers_header.words
@@ -197,7 +224,7 @@ class WritableStore(Store):
 
     def _remove_leftovers(self, floor: int, next_id: int) -> None:
         """Removes chunk files outside the window and half-made metadata, which a killed writer may leave."""
-        lowest = self.manifest.oldest_id if self.manifest.keep_history else floor
+        lowest = self._oldest_id(floor)
         for column in self.columns:
             kept = column.layout.chunks(lowest, next_id)
             with os.scandir(column.folder) as entries:
@@ -248,7 +275,8 @@ class WritableStore(Store):
             count: How many ids.
 
         Raises:
-            OSError: As `append`; nothing was appended.
+            OSError: As `append`; nothing was appended, unless a full ring was being overwritten: then the first of
+                the ids may be there, whole.
         """
         with self._appending:
             first_id = self._writers_words[NEXT]
@@ -362,18 +390,49 @@ class WritableStore(Store):
         """
         self._check_is_ours()
         with self._flushing:
-            with self._appending:
-                extent = self._extent(self._writers_words[NEXT])
-                if extent == self._flushed:
-                    return
-                unsynced = [writer.take_unsynced() for writer in self._writers]
-            self._sync_chunks(unsynced)
-            try:
-                self._commit(extent)
-            finally:  # the record needs no room: a full disk can't keep it back
-                with self._recording:
-                    self._record(self._extent(extent.next_id))
-            self._flushed = extent
+            self._flush_rows()
+            self._take_checksums(most_bytes=None, with_tail=False)
+
+    def _flush_rows(self) -> None:
+        with self._appending:
+            extent = self._extent(self._writers_words[NEXT])
+            if extent == self._flushed:
+                return
+            unsynced = [writer.take_unsynced() for writer in self._writers]
+        self._sync_chunks(unsynced)
+        try:
+            self._commit(extent)
+        finally:  # the record needs no room: a full disk can't keep it back
+            with self._recording:
+                self._record(self._extent(extent.next_id))
+        self._flushed = extent
+
+    def _take_checksums(self, *, most_bytes: int | None, with_tail: bool) -> None:
+        """Takes the checksums of chunks that were sealed since, all or about as many bytes of them as asked."""
+        first_id, next_id = self._bounds_of_window()
+        oldest_id = self._oldest_id(first_id)
+        left = EVERY_ID if most_bytes is None else most_bytes
+        for column in self.columns:
+            layout = column.layout
+            for chunk in layout.chunks(max(oldest_id, self._sealed_to.get(layout.file_path, 0)), next_id):
+                rows = min(layout.chunk_rows, next_id - chunk * layout.chunk_rows)
+                is_sealed = rows == layout.chunk_rows
+                if left <= 0 or not (is_sealed or with_tail):
+                    break
+                known = self._checksums.entries.get((layout.file_path, chunk))
+                if known is None or known.rows < rows:
+                    left -= rows * layout.row_bytes
+                    self._take_checksum(column, chunk, rows)
+                if is_sealed:
+                    self._sealed_to[layout.file_path] = (chunk + 1) * layout.chunk_rows
+        self._checksums.keep(self._layouts, oldest_id, next_id)
+        self._checksums.save(sync=True)
+
+    def _take_checksum(self, column: Column, chunk: int, rows: int) -> None:
+        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+            checksum = checksum_of(column.chunk_path(chunk), column.layout, chunk, rows=rows)
+            if column.attached.get(column.slot(chunk), chunk) == chunk:  # or it was recycled under the reading
+                self._checksums.set(column.layout, chunk, checksum)
 
     def _extent(self, next_id: int) -> Extent:
         """What may be recorded when ids up to `next_id` are on disk: by now some of them may be overwritten."""
@@ -413,7 +472,9 @@ class WritableStore(Store):
         """
         try:
             if is_sync_due:
-                self.flush()
+                with self._flushing:
+                    self._flush_rows()
+                    self._take_checksums(most_bytes=_BACKGROUND_CHECKSUM_BYTES, with_tail=False)
                 return
             self._declare()
             if self._has_rolled and time.monotonic() - self._committed_seconds >= COMMIT_SECONDS:
@@ -446,7 +507,9 @@ class WritableStore(Store):
             if self._keeper is not None:
                 self._keeper.stop()
             if self._is_ours and self._is_durable and self._writers:
-                self.flush()
+                with self._flushing:
+                    self._flush_rows()
+                    self._take_checksums(most_bytes=None, with_tail=True)
         finally:
             self._let_go()
 
