@@ -12,6 +12,7 @@
         ├── StoreNotFoundError (FileNotFoundError)  no store at that path
         ├── StoreExistsError (FileExistsError)      mode "w-" on a path that is taken
         ├── StoreLockedError (BlockingIOError)      another process writes this store
+        ├── StoreLockUnsupportedError (OSError)     a file system without locks
         ├── StoreMismatchError (ValueError)         the store was made with another spec, lanes or kind
         ├── StoreFormatError (ValueError)           a format this version can't read
         └── StoreCorruptError (OSError)             a file that is missing, short or unreadable
@@ -98,6 +99,13 @@ class StoreLockedError(StoreError, BlockingIOError):
         super().__init__(message, path=path)
         self.pid = pid
         self.host = host
+
+
+class StoreLockUnsupportedError(StoreError, OSError):
+    """The file system doesn't lock files, so nobody can tell whether another process writes the store.
+
+    Not a StoreLockedError: waiting doesn't help.
+    """
 
 
 class StoreMismatchError(StoreError, ValueError):

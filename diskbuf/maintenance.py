@@ -112,7 +112,7 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     )
 
 
-def repair(path: str | os.PathLike[str], dry_run: bool = False) -> RepairReport:
+def repair(path: str | os.PathLike[str], dry_run: bool = False, *, lock: bool = True) -> RepairReport:
     """Brings a damaged store to its longest consistent state: the longest run of ids that are whole in every column.
 
     What is taken out is moved to the folder `.diskbuf/quarantine` of the store, not deleted. A second repair finds
@@ -121,6 +121,7 @@ def repair(path: str | os.PathLike[str], dry_run: bool = False) -> RepairReport:
     Args:
         path: The store's folder; no process may have it open for writing.
         dry_run: Only say what would be done.
+        lock: Whether to take the store's lock; False where the file system doesn't lock files.
 
     Returns:
         What was done.
@@ -128,13 +129,14 @@ def repair(path: str | os.PathLike[str], dry_run: bool = False) -> RepairReport:
     Raises:
         StoreNotFoundError: When there is no store.
         StoreLockedError: When a process writes it.
+        StoreLockUnsupportedError: When its file system doesn't lock files.
         StoreFormatError: When a newer version wrote it.
         StoreCorruptError: When the manifest itself can't be read, without which nothing can be told.
         OSError: When a file can't be moved or written.
     """
     store = local_path(path)
     read_manifest(store)  # makes no lock file where there is no store
-    lock = lock_store(store)
+    held = lock_store(store, is_taken=lock)
     try:
         found = _examine(store)
         actions: list[str] = []
@@ -150,7 +152,7 @@ def repair(path: str | os.PathLike[str], dry_run: bool = False) -> RepairReport:
             is_dry_run=dry_run,
         )
     finally:
-        lock.close()
+        held.close()
 
 
 def longest_whole_run(path: Path) -> tuple[int, int, tuple[Fault, ...]]:

@@ -20,6 +20,8 @@ class StoreOptions:
             `fsync_seconds` on a background thread, "always" before each `add_batch` returns, "never" only at
             `flush()` and `close()`. A killed process loses nothing in any of them.
         fsync_seconds: Seconds between two background syncs, above 0.
+        lock: Whether a writer takes the store's lock. False is for file systems that don't lock files (some network
+            ones): the caller then makes sure that one process writes. Two that do overwrite each other's steps.
 
     Raises:
         OptionError: When a value is outside its rule.
@@ -28,6 +30,7 @@ class StoreOptions:
     chunk_bytes: int = 16 * 2**20
     fsync: Fsync = "interval"
     fsync_seconds: float = 1.0
+    lock: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.chunk_bytes, bool) or not isinstance(self.chunk_bytes, int) or self.chunk_bytes < 1:
@@ -39,3 +42,5 @@ class StoreOptions:
         seconds = self.fsync_seconds
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not (0 < seconds < math.inf):
             raise OptionError(f"fsync_seconds must be a number of seconds above 0, got {seconds!r}.")
+        if not isinstance(self.lock, bool):
+            raise OptionError(f"lock must be True or False, got {self.lock!r}.")

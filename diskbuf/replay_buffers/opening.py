@@ -97,6 +97,7 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
     Raises:
         StoreExistsError: When the path is taken by something else, or mode is "w-".
         StoreLockedError: When another process writes it.
+        StoreLockUnsupportedError: When its file system doesn't lock files.
         StoreMismatchError: When it was made with another spec, lanes or kind.
         StoreFormatError: When this version can't read it.
         StoreCorruptError: When one of its files is missing, short or unreadable.
@@ -107,7 +108,7 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
         _check_free(path, mode)
     else:
         read_manifest(path)  # before a lock file is made: another program's zarr group is left as it is
-    lock = lock_store(path)
+    lock = lock_store(path, is_taken=request.options.lock)
     try:
         if (path / ZARR_JSON).exists():
             if mode == "w-":
@@ -160,6 +161,7 @@ def open_existing(
         StoreNotFoundError: When there is no store; nothing is made.
         StoreMismatchError: When another kind of buffer made it.
         StoreLockedError: When it is to be written and another process does.
+        StoreLockUnsupportedError: When it is to be written and its file system doesn't lock files.
         StoreFormatError: When this version can't read it.
         StoreCorruptError: When one of its files is missing, short or unreadable.
     """
@@ -170,7 +172,7 @@ def open_existing(
     leaves = leaves_of(item_format)
     if not is_writable:
         return Store(path, leaves, reads_history=reads_history, only=only, verifies=verifies), item_format
-    lock = lock_store(path)
+    lock = lock_store(path, is_taken=options.lock)
     try:
         store = WritableStore(
             path,

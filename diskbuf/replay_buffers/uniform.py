@@ -1,6 +1,7 @@
 """The uniform replay buffer: TF-Agents' replay-buffer API over a store on disk."""
 
 import contextlib
+import functools
 import itertools
 import operator
 import os
@@ -82,6 +83,7 @@ class UniformReplayBuffer:
         OptionError: When an argument is outside its rule.
         StoreExistsError: When the path is taken by something else, or mode is "w-".
         StoreLockedError: When another process writes the store.
+        StoreLockUnsupportedError: When its file system doesn't lock files; `StoreOptions(lock=False)` is the way round.
         StoreMismatchError: When the store was made with another spec, lanes or kind, or a larger max_length.
         StoreFormatError: When a newer version wrote the store.
         StoreCorruptError: When one of its files is missing, short or unreadable.
@@ -121,6 +123,7 @@ class UniformReplayBuffer:
             seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
         )
         folder = Path(tempfile.mkdtemp(prefix="diskbuf-")) if path is None else local_path(path)
+        self._reopen: Callable[[Path], UniformReplayBuffer] | None = None
         self._remove: Callable[[], object] = (
             weakref.finalize(self, _remove_private, folder, os.getpid()) if path is None else _nothing
         )
@@ -137,6 +140,7 @@ class UniformReplayBuffer:
         store: Store,
         item_format: ItemFormat,
         *,
+        reopen: "Callable[[Path], UniformReplayBuffer] | None",
         seed: int | None,
         dataset_drop_remainder: bool,
         dataset_window_shift: int | None,
@@ -145,6 +149,7 @@ class UniformReplayBuffer:
         buffer._set_reading(
             seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
         )
+        buffer._reopen = reopen
         buffer._remove = _nothing
         buffer._set_store(store, item_format)
         return buffer
@@ -218,6 +223,21 @@ class UniformReplayBuffer:
         """Returns how many steps of all lanes are in the window."""
         first_id, next_id = self._opened().window()
         return (next_id - first_id) * self.batch_size
+
+    def __reduce__(self) -> tuple["Callable[[Path], UniformReplayBuffer]", tuple[Path]]:
+        """Lets a buffer that only reads be sent to another process: its path and options go, and it is opened there.
+
+        Raises:
+            TypeError: When the buffer can be written to.
+            ClosedError: After `close`.
+        """
+        self._opened()
+        if self._reopen is None:
+            raise TypeError(
+                f"a buffer must be open for reading only to be pickled, got {self!r}. "
+                f"Open it by its path in the other process: diskbuf.open({str(self._path.absolute())!r})."
+            )
+        return self._reopen, (self._path.absolute(),)
 
     def __repr__(self) -> str:
         state = "closed" if self._store is None else "writable" if self._writer is not None else "read-only"
@@ -584,6 +604,7 @@ def open(
     Raises:
         StoreNotFoundError: When there is no store; none is made.
         StoreLockedError: When mode is "r+" and another process writes it.
+        StoreLockUnsupportedError: When mode is "r+" and its file system doesn't lock files.
         StoreMismatchError: When another kind of buffer made it.
         StoreFormatError: When a newer version wrote it.
         StoreCorruptError: When one of its files is missing, short or unreadable.
@@ -595,6 +616,15 @@ def open(
         )
     if mode == "r+" and (flag("skip_damaged", skip_damaged) or flag("verify", verify)):
         raise OptionError("skip_damaged and verify must be left out with mode='r+'. Run diskbuf.repair before adding.")
+    reopen = functools.partial(
+        open,
+        history=history,
+        skip_damaged=skip_damaged,
+        verify=verify,
+        seed=seed,
+        dataset_drop_remainder=dataset_drop_remainder,
+        dataset_window_shift=dataset_window_shift,
+    )
     store, item_format = open_existing(
         local_path(path),
         kind=_KIND,
@@ -607,6 +637,7 @@ def open(
     return UniformReplayBuffer._of_store(
         store,
         item_format,
+        reopen=reopen if mode == "r" else None,
         seed=seed,
         dataset_drop_remainder=dataset_drop_remainder,
         dataset_window_shift=dataset_window_shift,

@@ -1,6 +1,7 @@
 """The writer's lock: one process at a time writes a store; the kernel frees it when that process dies."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -8,7 +9,9 @@ import socket
 import weakref
 from pathlib import Path
 
-from diskbuf.errors import StoreLockedError
+from diskbuf.errors import StoreLockedError, StoreLockUnsupportedError
+
+_CANNOT_LOCK = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
 class WriterLock:
@@ -20,12 +23,17 @@ class WriterLock:
     Args:
         path: The lock file, created when missing.
         store: The store's path, for messages.
+        is_taken: Whether the lock is taken at all; if not, the caller makes sure that one process writes.
 
     Raises:
         StoreLockedError: When another process, or this one, has the store open for writing.
+        StoreLockUnsupportedError: When the file system doesn't lock files.
     """
 
-    def __init__(self, path: Path, *, store: str) -> None:
+    def __init__(self, path: Path, *, store: str, is_taken: bool = True) -> None:
+        self._descriptor = -1
+        if not is_taken:
+            return
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,6 +47,15 @@ class WriterLock:
                 path=store,
                 pid=pid,
                 host=host,
+            ) from error
+        except OSError as error:
+            os.close(self._descriptor)
+            if error.errno not in _CANNOT_LOCK:
+                raise
+            raise StoreLockUnsupportedError(
+                f"cannot lock {store} for writing: its file system doesn't lock files ({error.strerror}). Make sure "
+                "that no other process writes it and give lock=False, in diskbuf.StoreOptions or to diskbuf.repair.",
+                path=store,
             ) from error
         except BaseException:
             os.close(self._descriptor)

@@ -49,17 +49,19 @@ _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errn
 _tobytes = np.ndarray.tobytes  # of a leaf that is no array it raises TypeError
 
 
-def lock_store(path: Path) -> WriterLock:
+def lock_store(path: Path, *, is_taken: bool = True) -> WriterLock:
     """Takes the writer's lock of a store, making its folder when there is none.
 
     Args:
         path: The store's folder.
+        is_taken: Whether the lock is taken at all; if not, the caller makes sure that one process writes.
 
     Returns:
         The lock, held until closed.
 
     Raises:
         StoreLockedError: When another process, or this one, has it.
+        StoreLockUnsupportedError: When the file system doesn't lock files.
         OSError: When the folder or the lock file can't be made.
     """
     folder = path / STATE_FOLDER
@@ -67,7 +69,7 @@ def lock_store(path: Path) -> WriterLock:
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         files.sync_folder(made.parent)
-    return WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path))
+    return WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path), is_taken=is_taken)
 
 
 def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync: bool) -> None:
@@ -234,6 +236,8 @@ class WritableStore(Store):
                 if chunk is not None and chunk not in kept:
                     (column.folder / name).unlink()
         self._documents.remove_temporaries()
+        for name in (HEADER_FILE, CHECKSUM_FILE):
+            files.temporary_of(self.path / STATE_FOLDER / name).unlink(missing_ok=True)
 
     # ---- appending
 
