@@ -5,13 +5,13 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench check clean demo help lint test types
+.PHONY: .venv bench check clean crash-test demo help lint test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: $(STAMP) ## Make .venv with everything installed; again when pyproject.toml changes
 
@@ -20,6 +20,12 @@ demo: $(STAMP) ## Collect to disk, get killed, go on, train offline, evaluate
 
 test: $(STAMP) ## Run the test suite and the docstring examples
 	$(BIN)/python -m pytest
+
+# Those of the tests below that have a long form; files that aren't there are left out.
+CRASH_TESTS := $(wildcard $(addprefix tests/,test_crash.py test_crash_lines.py test_power_cut_pages.py test_processes.py))
+
+crash-test: $(STAMP) ## Kill writers at more than a thousand moments, with readers beside them; minutes
+	DISKBUF_CRASH_TEST=long $(BIN)/python -m pytest $(CRASH_TESTS)
 
 lint: $(STAMP) ## Check style and format
 	$(BIN)/ruff check

@@ -1,5 +1,7 @@
 """One writer at a time, in this process, in another, in a forked one."""
 
+import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -168,3 +170,57 @@ def test_a_child_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path)
         assert parent.wait(30) == 1
         with SHAPE.open(tmp_path / "store") as buffer:
             assert assert_whole(buffer, SHAPE) == (0, 1)
+
+
+@pytest.fixture
+def cannot_lock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> int:
+    """A file system that doesn't lock files; returns the error that it gives."""
+    number: int = getattr(request, "param", errno.ENOLCK)
+
+    def refuse(_: int, operation: int) -> None:
+        assert operation & fcntl.LOCK_NB
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    return number
+
+
+@pytest.mark.parametrize("cannot_lock", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS], indirect=True)
+def test_a_file_system_that_does_not_lock_is_explained_with_the_way_round(tmp_path: Path, cannot_lock: int) -> None:
+    store = tmp_path / "store"
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    unlocked = diskbuf.StoreOptions(lock=False)
+    with SHAPE.open(store, options=unlocked) as buffer:
+        buffer.add_batch(SHAPE.step(0))
+    assert not (store / ".diskbuf" / "lock").exists()
+    for opening in (lambda: SHAPE.open(store), lambda: diskbuf.open(store, "r+"), lambda: diskbuf.repair(store)):
+        with pytest.raises(diskbuf.StoreLockUnsupportedError, match=r"doesn't lock files .*lock=False") as raised:
+            opening()
+        assert raised.value.path == str(store)
+        assert raised.value.__cause__.errno == cannot_lock
+        assert not isinstance(raised.value, diskbuf.StoreLockedError), "waiting wouldn't help"
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    with diskbuf.open(store, "r+", options=unlocked) as buffer:
+        buffer.add_batch(SHAPE.step(1))
+        assert assert_whole(buffer, SHAPE) == (0, 2)
+    assert not diskbuf.repair(store, lock=False).actions
+    with diskbuf.open(store) as reader:
+        assert assert_whole(reader, SHAPE) == (0, 2)
+
+
+@pytest.mark.parametrize("cannot_lock", [errno.EIO], indirect=True)
+def test_a_lock_that_fails_for_another_reason_is_that_error(tmp_path: Path, cannot_lock: int) -> None:
+    with pytest.raises(OSError, match=r"Input/output error") as raised:
+        SHAPE.open(tmp_path / "store")
+    assert not isinstance(raised.value, diskbuf.DiskbufError)
+
+
+def test_a_private_buffer_needs_no_lock_when_told(cannot_lock: int) -> None:
+    with SHAPE.open(None, options=diskbuf.StoreOptions(lock=False)) as buffer:
+        buffer.add_batch(SHAPE.step(0))
+        assert assert_whole(buffer, SHAPE) == (0, 1)
+
+
+def test_lock_is_true_or_false() -> None:
+    with pytest.raises(diskbuf.OptionError, match=r"lock must be True or False, got 0\."):
+        diskbuf.StoreOptions(lock=0)

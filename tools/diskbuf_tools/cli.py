@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     _command(commands, _verify, "check that every file of a store is whole; exit code 1 when one isn't")
     repair = _command(commands, _repair, "bring a damaged store to its longest consistent state")
     repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    repair.add_argument("--no-lock", action="store_true", help="for file systems that don't lock files")
     return parser
 
 
@@ -77,7 +78,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _repair(arguments: argparse.Namespace) -> int:
-    report = diskbuf.repair(arguments.store, dry_run=arguments.dry_run)
+    report = diskbuf.repair(arguments.store, arguments.dry_run, lock=not arguments.no_lock)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
