@@ -127,6 +127,7 @@ class Store:
         self._static = self._only or (extent.floor if self._lowest is None else self._lowest, extent.next_id)
         self._attached_to = 0
         self._detached_to = self._static[0]
+        self._detach_at = EVERY_ID
 
     def _make_column(self, layout: ColumnLayout, *, first_chunk: int) -> Column:
         folder = self.path / layout.file_path
@@ -156,7 +157,7 @@ class Store:
         """Attaches every chunk of the window that isn't yet, and lets go of those that lie wholly before it."""
         with self._attaching:
             first_id, next_id = window
-            reached = EVERY_ID
+            reached = detach_at = EVERY_ID
             detached_to = self._detached_to
             self._detached_to = max(detached_to, first_id)  # before any row goes: readers look at it after they read
             for number, column in enumerate(self.columns):
@@ -170,9 +171,11 @@ class Store:
                     for chunk in range(detached_to // layout.chunk_rows, first_id // layout.chunk_rows):
                         column.detach(chunk)
                     reached = min(reached, stop * layout.chunk_rows)
+                    detach_at = min(detach_at, (first_id // layout.chunk_rows + 1) * layout.chunk_rows)
                 elif len(column.attached) < layout.slots:
                     reached = min(reached, stop * layout.chunk_rows)
             self._attached_to = reached
+            self._detach_at = detach_at
 
     def _attach_if_there(self, number: int, chunk: int) -> None:
         try:
@@ -220,7 +223,7 @@ class Store:
                     self._load()
         window = self._bounds()
         self._fence()
-        if window[1] > self._attached_to:
+        if window[1] > self._attached_to or window[0] >= self._detach_at:
             self._attach(window)
         return window
 

@@ -191,7 +191,7 @@ class WritableStore(Store):
         self._words = self._live = header.words
         self._row_formats = [(leaf.dtype, (manifest.batch_size, *leaf.shape)) for leaf in self._leaves]
         self._epoch = header.words[EPOCH]
-        self._attached_to = EVERY_ID  # chunks are attached as they are begun
+        self._attached_to = self._detach_at = EVERY_ID  # chunks are attached as they are begun
         self._writers = [
             _ColumnWriter(self, number, unsynced_from=durable.next_id, next_id=extent.next_id)
             for number in range(len(self.columns))
