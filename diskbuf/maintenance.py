@@ -15,9 +15,9 @@ from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
 from diskbuf.store.header import Extent, LiveHeader
-from diskbuf.store.layout import ColumnLayout, array_document
+from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, array_document
 from diskbuf.store.manifest import ZARR_JSON, Manifest, ZarrMetadata, group_document, read_manifest
-from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, column_layouts, stored_extent
+from diskbuf.store.reading import column_layouts, stored_extent
 from diskbuf.store.writing import lock_store
 
 QUARANTINE_FOLDER = "quarantine"

@@ -484,7 +484,7 @@ def after_another_boot(store: Path) -> Iterator[Path]:
     The warning that the last commit counts more steps than are certain is expected, and comes or not with the timing.
     """
     copy = store.with_name(store.name + "-rebooted")
-    shutil.copytree(store, copy)
+    shutil.copytree(store, copy, ignore=shutil.ignore_patterns("*.tmp"))
     header = copy / ".diskbuf" / "live"
     page = bytearray(header.read_bytes())
     page[BOOT_ID] = bytes(range(16))

@@ -519,9 +519,15 @@ def test_what_is_no_vector_environment_is_refused_with_the_way_to_make_one() -> 
     single = CounterEnvironment()
     with pytest.raises(OptionError, match=r"vector_env must be .* pass a function that makes it: wrap\(\[make\]\)"):
         GymEnvironment(single)  # type: ignore[arg-type]
-    for env in (single, [single], []):
-        with pytest.raises(OptionError, match=r"env must be a gymnasium\.vector\.VectorEnv or a list of functions"):
+    for env in (CounterEnvironment, [single], []):
+        with pytest.raises(OptionError, match=r"env must be a gymnasium\.Env, .* wrap\(\[make\] \* num_envs\)"):
             suite_gym.wrap(env)  # type: ignore[arg-type]
+
+
+def test_a_single_environment_of_ones_own_is_wrapped_as_one_lane() -> None:
+    with suite_gym.wrap(CounterEnvironment()) as env:
+        assert env.batch_size == 1
+        assert env.reset().observation.shape[0] == 1
 
 
 def test_a_misspelt_keyword_is_a_type_error() -> None:

@@ -81,7 +81,7 @@ def test_no_sequence_spans_a_restart(tmp_path: Path) -> None:
         for buffer in (reader, writer):
             _, info = buffer.get_next(2000, num_steps=2)
             assert set(map(tuple, info.ids.tolist())) == allowed
-            with pytest.raises(diskbuf.WindowError, match="num_steps must be at most the 5 consecutive ids"):
+            with pytest.raises(diskbuf.WindowError, match="num_steps must be at most 5, got"):
                 buffer.get_next(num_steps=6)
 
 

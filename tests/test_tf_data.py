@@ -109,7 +109,7 @@ def test_a_dataset_can_be_made_before_anything_is_added() -> None:
 def test_an_empty_buffer_is_told_at_the_first_element(is_pass: bool) -> None:
     with filled(0) as buffer:
         dataset = buffer.as_dataset(4, single_deterministic_pass=is_pass)
-        with pytest.raises(tf.errors.OpError, match=r"must hold steps to be sampled, but is empty\. Add some first"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"must hold steps to be sampled, but is empty\. Add some first"):
             next(iter(dataset))
 
 
@@ -118,7 +118,7 @@ def test_a_dataset_of_a_closed_buffer_says_so() -> None:
     iterator = iter(buffer.as_dataset(4))
     next(iterator)
     buffer.close()
-    with pytest.raises(tf.errors.OpError, match="must be open, but was closed"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be open, but was closed"):
         list(itertools.islice(iterator, 50))  # TensorFlow may have read a few ahead
 
 
@@ -293,7 +293,7 @@ def test_a_pass_whose_rows_are_overwritten_says_so() -> None:
         iterator = iter(buffer.as_dataset(1, num_steps=1, single_deterministic_pass=True))
         next(iterator)
         buffer.extend(span(5, 100, 2))
-        with pytest.raises(tf.errors.OpError, match="must stay in the window while a deterministic pass reads them"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must stay in the window while a deterministic pass reads them"):
             for _ in iterator:
                 pass
 
@@ -319,7 +319,7 @@ def test_more_steps_than_can_ever_be_there_are_refused_at_the_call(tmp_path: Pat
         with pytest.raises(diskbuf.WindowError, match=r"num_steps must be at most max_length, 5, got 6"):
             buffer.as_dataset(1, num_steps=6)
         buffer.as_dataset(1, num_steps=4)  # may be there by then
-    with diskbuf.open(tmp_path / "a") as reader, pytest.raises(diskbuf.WindowError, match=r"at most the 3 consecutive"):
+    with diskbuf.open(tmp_path / "a") as reader, pytest.raises(diskbuf.WindowError, match=r"at most 3, got"):
         reader.as_dataset(1, num_steps=4)
 
 

@@ -426,7 +426,7 @@ def test_no_sequence_spans_a_restart(path: Path) -> None:
         ids = buffer.get_next(500, num_steps=2)[1]
         assert set(ids.ids[:, 0].tolist()) == {0, 1, 3, 4, 5, 6}
         assert ids.probabilities[0] == np.float32(1 / 12)
-        with pytest.raises(diskbuf.WindowError, match=r"num_steps must be at most the 5 consecutive ids of a run"):
+        with pytest.raises(diskbuf.WindowError, match=r"num_steps must be at most 5, got 6: .* without a restart"):
             buffer.get_next(1, num_steps=6)
     with diskbuf.open(path, seed=1) as reader:
         assert set(reader.get_next(500, num_steps=2)[1].ids[:, 0].tolist()) == {0, 1, 3, 4, 5, 6}
@@ -584,7 +584,7 @@ BAD_STEPS = {
     ),
     "an extra axis": (
         camera_step(reward=np.zeros([2, 1], "float32")),
-        r"leaf 'reward' must be float32 \[2\], got float32 \[2, 1\]\. Reshape it",
+        r"leaf 'reward' must be float32 \[2\], got float32 \[2, 1\]\. To add many steps at once use extend",
     ),
     "a wrong size": (
         camera_step(camera=np.zeros([2, 4, 5, 3], "uint8")),
@@ -670,7 +670,7 @@ def test_an_empty_buffer_is_sampled_with_a_clear_error() -> None:
 
 def test_more_steps_than_there_are_is_a_clear_error() -> None:
     with filled(3) as buffer:
-        with pytest.raises(diskbuf.WindowError, match=r"at most the 3 consecutive ids .* \[0, 3\), got 4\."):
+        with pytest.raises(diskbuf.WindowError, match=r"at most 3, got 4: .* \[0, 3\)"):
             buffer.get_next(2, num_steps=4)
         assert buffer.get_next(2, num_steps=3)[1].ids.tolist() == [[0, 1, 2]] * 2
 
@@ -1247,3 +1247,48 @@ def test_one_writer_process_and_one_reader_process_share_a_tiny_ring_without_a_m
     assert child.returncode == 0
     assert samples > 20
     assert added > 1000
+
+
+def test_a_path_with_a_tilde_that_no_shell_expanded_is_refused() -> None:
+    with pytest.raises(diskbuf.OptionError, match=r"got '~/x'\. Use os\.path\.expanduser"):
+        UniformReplayBuffer(ArraySpec([], "int64"), path="~/x")
+
+
+def test_the_holder_of_a_store_is_told_that_it_is_itself(path: Path) -> None:
+    with (
+        UniformReplayBuffer(ArraySpec([], "int64"), path=path),
+        pytest.raises(diskbuf.StoreLockedError, match=r"which is this one, .* Close that buffer"),
+    ):
+        UniformReplayBuffer(ArraySpec([], "int64"), path=path)
+
+
+def test_forked_children_draw_samples_of_their_own_unless_a_seed_was_given() -> None:
+    for seed in (None, 3):
+        with UniformReplayBuffer(ArraySpec([], "int64"), max_length=1000, seed=seed) as buffer:
+            buffer.extend(np.arange(1000)[None])
+            drawn = []
+            for _ in range(3):
+                receive, send = os.pipe()
+                if not (child := os.fork()):
+                    os.write(send, buffer.get_next(10)[1].ids.tobytes())
+                    os._exit(0)
+                os.waitpid(child, 0)
+                drawn.append(tuple(np.frombuffer(os.read(receive, 80), np.int64)))
+                os.close(receive)
+                os.close(send)
+            assert len({*drawn, tuple(buffer.get_next(10)[1].ids)}) == (4 if seed is None else 1)
+
+
+def test_symbolic_tensors_are_refused_with_the_way_round() -> None:
+    import tensorflow as tf
+
+    with UniformReplayBuffer(ArraySpec([], "float32")) as buffer:
+
+        @tf.function(autograph=False)  # which would wrap the error in one of its own
+        def add(x: Any) -> None:
+            buffer.add_batch(x)
+
+        with pytest.raises(diskbuf.SpecError, match=r"symbolic one of a tf\.function\. Add outside"):
+            add(tf.zeros([1]))
+        buffer.add_batch(tf.zeros([1]))
+        assert buffer.num_frames() == 1

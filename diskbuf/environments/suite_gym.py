@@ -94,33 +94,40 @@ def load(
         raise  # says itself what to install
     except gymnasium.error.Error as error:
         raise OptionError(
-            f"environment_name must be one that Gymnasium knows, got {environment_name!r}: {error} "
-            "gymnasium.pprint_registry() lists them; one of your own needs gymnasium.register, or pass it to wrap()."
+            f"environment_name must be one that Gymnasium knows, got {environment_name!r} ({error}). "
+            "gymnasium.pprint_registry() lists them; for one of your own use wrap([make] * num_envs)."
         ) from error
     return GymEnvironment(vector_env, seed=seed)
 
 
 def wrap(
-    env: "VectorEnv[Any, Any, Any] | Sequence[Callable[[], gymnasium.Env[Any, Any]]]", *, seed: int | None = None
+    env: "gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[Callable[[], gymnasium.Env[Any, Any]]]",
+    *,
+    seed: int | None = None,
 ) -> "GymEnvironment":
-    """Wraps a vector environment, or puts together one lane for each factory given.
+    """Wraps environments of your own.
 
     Args:
-        env: A `gymnasium.vector.VectorEnv`, closed with the result; or callables that each make an environment.
+        env: Callables that each make an environment, one a lane (`[make] * 4`; a class is such a callable); or a
+            single environment, or a `gymnasium.vector.VectorEnv`, either closed with the result.
         seed: Lane i is seeded with seed + i at the first reset.
 
     Raises:
-        OptionError: If env is neither, or its autoreset mode is unknown.
+        OptionError: If env is none of these, or its autoreset mode is unknown.
         SpecError: If a space has no spec.
     """
+    import gymnasium
     from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
     if isinstance(env, VectorEnv):
         return GymEnvironment(env, seed=seed)
-    factories = list(env) if isinstance(env, Sequence) else []
+    factories: list[Any] = list(env) if isinstance(env, Sequence) else []
+    if isinstance(env, gymnasium.Env):
+        factories = [lambda: env]
     if not factories or not all(map(callable, factories)):
         raise OptionError(
-            f"env must be a gymnasium.vector.VectorEnv or a list of functions that make an environment, got {env!r}."
+            "env must be a gymnasium.Env, a gymnasium.vector.VectorEnv or a list of functions that make environments, "
+            f"got {env!r}. For several lanes of a class of your own: wrap([make] * num_envs)."
         )
     return GymEnvironment(SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP), seed=seed)
 

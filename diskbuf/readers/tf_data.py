@@ -1,5 +1,6 @@
 """Rows as tf.data datasets, read by numpy on the host, one call an element. Knows no buffer, only what it hands in."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import SpecError
+from diskbuf.errors import DiskbufError, SpecError
 from diskbuf.tree import Structure
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def random_dataset(
     dtypes = [spec.dtype for spec in leaves] + [np.dtype(np.int64), np.dtype(np.float32)]
 
     def read(number: NDArray[np.int64]) -> list[NDArray[Any]]:
-        found = sample(int(number))
+        with _telling_tensorflow():
+            found = sample(int(number))
         return found if elements.batch_size is not None else [leaf.reshape(leaf.shape[1:]) for leaf in found]
 
     def element(number: Any) -> Any:
@@ -145,13 +147,23 @@ def pass_dataset(
     ]
 
     def elements_of_pass() -> Iterator[tuple[NDArray[Any], ...]]:
-        return (tuple(element) for element in read_pass())
+        with _telling_tensorflow():
+            yield from (tuple(element) for element in read_pass())
 
     def nest(*flat: Any) -> Any:
         *rows, ids = flat
         return structure.unflatten(rows), elements.info(ids, ())
 
     return tf.data.Dataset.from_generator(elements_of_pass, output_signature=tuple(flat_specs)).map(nest)
+
+
+@contextlib.contextmanager
+def _telling_tensorflow() -> Iterator[None]:
+    """Lets our errors arrive as `tf.errors.InvalidArgumentError`, which TensorFlow makes of a ValueError."""
+    try:
+        yield
+    except DiskbufError as error:
+        raise ValueError(str(error)) from error
 
 
 def _list_in(nest: Any, path: str) -> str | None:

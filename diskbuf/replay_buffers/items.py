@@ -91,12 +91,21 @@ class ItemFormat:
             if leaf.shape[0] != lanes:
                 return f"The buffer has {lanes} lanes (batch_size): give one step of each."
             return "Every leaf must have the same number of steps."
+        if len(outer) == 1 and leaf.ndim == len(spec.shape) + 2 and leaf.shape[2:] == spec.shape:
+            return "To add many steps at once use extend, with [lanes, steps] in front."
         return "Reshape it, or create the store with that spec."
 
 
 def _as_array(leaf: Any, path: str) -> NDArray[Any]:
     if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__array__"):
-        return np.asarray(leaf)
+        try:
+            return np.asarray(leaf)
+        except NotImplementedError as error:
+            raise SpecError(
+                f"leaf {path!r} must be an array or an eager tensor, got a symbolic one of a tf.function. "
+                "Add outside of it, or through tf.numpy_function.",
+                path=path,
+            ) from error
     raise SpecError(
         f"leaf {path!r} must be a numpy array or a tensor, got {type(leaf).__name__}. "
         "Use numpy.asarray with the spec's dtype.",

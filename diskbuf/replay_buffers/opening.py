@@ -12,9 +12,9 @@ from diskbuf.errors import OptionError, StoreCorruptError, StoreExistsError, Sto
 from diskbuf.options import StoreOptions
 from diskbuf.replay_buffers.items import ItemFormat
 from diskbuf.store.header import LiveHeader
-from diskbuf.store.layout import Leaf, rows_per_chunk
+from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, read_manifest
-from diskbuf.store.reading import HEADER_FILE, STATE_FOLDER, Store
+from diskbuf.store.reading import Store
 from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 
@@ -59,6 +59,8 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if "://" in text:
         raise OptionError(f"path must be on a local file system, got {text!r}. Copy the store to a local folder first.")
+    if text.startswith("~"):
+        raise OptionError(f"path must be written out, got {text!r}. Use os.path.expanduser.")
     if not text:
         raise OptionError("path must name a folder, got ''. Leave it out for a temporary store.")
     return Path(text)
@@ -112,7 +114,7 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
     try:
         if (path / ZARR_JSON).exists():
             if mode == "w-":
-                raise _taken(path, "a store")
+                raise _taken(path, "a store", advice="Choose another path, or mode='a' to continue the store.")
             manifest = read_manifest(path)
             _check_agrees(path, manifest, request, trim=trim)
         else:
@@ -223,19 +225,15 @@ def _check_free(path: Path, mode: str) -> None:
     if path.is_dir():
         names = {entry.name for entry in os.scandir(path)}
         if ZARR_JSON in names and mode == "w-":
-            raise _taken(path, "a store")
+            raise _taken(path, "a store", advice="Choose another path, or mode='a' to continue the store.")
         if names and STATE_FOLDER not in names:
             raise _taken(path, "files that are not a store's")
     elif path.exists() or path.is_symlink():
         raise _taken(path, "a file")
 
 
-def _taken(path: Path, what: str) -> StoreExistsError:
-    return StoreExistsError(
-        f"cannot create a store at {path}: the path holds {what}. "
-        "Choose another path, or mode='a' to continue a store.",
-        path=str(path),
-    )
+def _taken(path: Path, what: str, *, advice: str = "Choose another path.") -> StoreExistsError:
+    return StoreExistsError(f"cannot create a store at {path}: the path holds {what}. {advice}", path=str(path))
 
 
 def _check_unused(path: Path) -> None:
@@ -274,7 +272,7 @@ def _check_agrees(path: Path, manifest: Manifest, request: StoreRequest, *, trim
             advice = "Use the store's own or a larger one, or trim=True to let the oldest rows go."
     if found:
         raise StoreMismatchError(
-            f"cannot continue {path}: it must have been made as asked for, but differs:\n  "
+            f"cannot continue {path}: it was made otherwise than it is asked for now.\n  "
             + "\n  ".join(found)
             + f"\n{advice}",
             path=str(path),

@@ -158,6 +158,7 @@ class UniformReplayBuffer:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
             raise OptionError(f"seed must be an int or None, got {seed!r}.")
         self._seed = secrets.randbits(63) if seed is None else int(seed)
+        self._has_own_seed = seed is not None
         self._streams = itertools.count()
         self._drop_remainder = flag("dataset_drop_remainder", dataset_drop_remainder)
         self._window_shift = (
@@ -167,6 +168,7 @@ class UniformReplayBuffer:
     def _set_store(self, store: Store, item_format: ItemFormat) -> None:
         self._store: Store | None = store
         self._writer = store if isinstance(store, WritableStore) else None
+        _open_buffers.add(self)
         self._format = item_format
         self._planner = self._new_planner()
         self._path = store.path
@@ -176,6 +178,12 @@ class UniformReplayBuffer:
     def _new_planner(self) -> plan.RandomPlanner:
         """A planner of its own for each reader, so that one doesn't change what another draws."""
         return plan.RandomPlanner(plan.derive_seed(self._seed, next(self._streams)), lanes=self.batch_size)
+
+    def draw_anew(self) -> None:
+        """Draws another seed, unless one was given: for a forked child, which would sample what its parent does."""
+        if not self._has_own_seed:
+            self._seed = secrets.randbits(63)
+            self._planner = self._new_planner()
 
     # ---- what it is
 
@@ -456,6 +464,8 @@ class UniformReplayBuffer:
             )
             self._check_pass(request)
             return tf_data.pass_dataset(elements, lambda: self._read_pass(request), is_exact=self._drop_remainder)
+        if num_parallel_calls is not None and num_parallel_calls != -1:  # -1 is tf.data.AUTOTUNE
+            count("num_parallel_calls", num_parallel_calls)
         self._check_steps(steps or 1)
         planner = self._new_planner()
 
@@ -552,8 +562,9 @@ class UniformReplayBuffer:
         if first_id == next_id:
             return EmptyBufferError(f"buffer {self._path} must hold steps to be sampled, but is empty. Add some first.")
         return WindowError(
-            f"num_steps must be at most the {self._longest_run(first_id, next_id)} consecutive ids of a run "
-            f"in the window [{first_id}, {next_id}), got {num_steps}."
+            f"num_steps must be at most {self._longest_run(first_id, next_id)}, got {num_steps}: no more consecutive "
+            f"ids are in the window [{first_id}, {next_id}) without a restart of the writer between them. "
+            "Add more steps."
         )
 
     def _longest_run(self, first_id: int, next_id: int) -> int:
@@ -719,6 +730,17 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 def _nothing() -> None:
     pass
+
+
+_open_buffers: "weakref.WeakSet[UniformReplayBuffer]" = weakref.WeakSet()
+
+
+def _draw_anew_in_child() -> None:
+    for buffer in list(_open_buffers):
+        buffer.draw_anew()
+
+
+os.register_at_fork(after_in_child=_draw_anew_in_child)
 
 
 def _remove_private(folder: Path, pid: int) -> None:

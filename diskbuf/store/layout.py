@@ -8,6 +8,12 @@ from typing import Any
 
 import numpy as np
 
+STATE_FOLDER = ".diskbuf"
+"""Folder inside a store for what the processes that have it open share."""
+
+HEADER_FILE = "live"
+LOCK_FILE = "lock"
+
 RING_SLACK_BYTES = 2**20
 """What a full ring may use per column beyond 1.25 times its live rows."""
 

@@ -41,9 +41,13 @@ class WriterLock:
             holder = _holder(self._descriptor)
             os.close(self._descriptor)
             pid, host = holder
+            is_own = pid == os.getpid() and host == socket.gethostname()
             who = "another process" if pid is None else f"process {pid} on host {host}"
+            if is_own:
+                who += ", which is this one,"
             raise StoreLockedError(
-                f"cannot open {store} for writing: {who} has it open. Close that one, or open with mode='r'.",
+                f"cannot open {store} for writing: {who} has it open. Close that {'buffer' if is_own else 'one'}, "
+                "or read the store with diskbuf.open(path).",
                 path=store,
                 pid=pid,
                 host=host,

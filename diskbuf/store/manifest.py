@@ -7,7 +7,7 @@ from typing import Any
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError, StoreNotFoundError
 from diskbuf.store import files
-from diskbuf.store.layout import ColumnLayout, array_document
+from diskbuf.store.layout import STATE_FOLDER, ColumnLayout, array_document
 
 FORMAT = 1
 ZARR_JSON = "zarr.json"
@@ -131,9 +131,16 @@ def read_manifest(store: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        what = "there is nothing at that path" if not store.exists() else f"{path} is missing"
+        if (store / STATE_FOLDER).is_dir():
+            raise StoreCorruptError(
+                f"{path} must hold the store's manifest, but is missing. Restore that file; "
+                "without it nothing tells what the chunk files beside it hold.",
+                path=str(path),
+            ) from error
+        what = "there is nothing at that path" if not store.exists() else f"it is no store, {path} is missing"
         raise StoreNotFoundError(
-            f"cannot open {store}: {what}. Check the path, or create a store there with mode='a'.", path=str(store)
+            f"cannot open {store}: {what}. Check the path; diskbuf.UniformReplayBuffer(..., path=...) makes a store.",
+            path=str(store),
         ) from error
     except OSError as error:
         raise StoreCorruptError(

@@ -16,12 +16,9 @@ from diskbuf.store import mapping
 from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
 from diskbuf.store.columns import Column, FileColumn, MappedColumn
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
-from diskbuf.store.layout import ColumnLayout, Leaf, ring_slots
+from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
 from diskbuf.store.manifest import Manifest, read_manifest
 
-STATE_FOLDER = ".diskbuf"
-HEADER_FILE = "live"
-LOCK_FILE = "lock"
 EVERY_ID = sys.maxsize
 """Above every id."""
 

@@ -27,18 +27,10 @@ from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of
 from diskbuf.store.columns import Column, PwriteTail, Tail
 from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
-from diskbuf.store.layout import ColumnLayout, Leaf
+from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, Leaf
 from diskbuf.store.lock import WriterLock
 from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
-from diskbuf.store.reading import (
-    EVERY_ID,
-    HEADER_FILE,
-    LOCK_FILE,
-    STATE_FOLDER,
-    Store,
-    column_layouts,
-    stored_extent,
-)
+from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
 
 _LEAST_RESERVED_BYTES = 2**16
 _MOST_RESERVED_BYTES = 2**21

@@ -72,7 +72,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     else:
         for fault in report.faults:
             print(fault.message)
-        state = "clean" if report.is_clean else f"{len(report.faults)} faults"
+        state = "clean" if report.is_clean else f"faults: {len(report.faults)}"
         print(f"{report.path}: {state}, ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files")
     return 0 if report.is_clean else 1
 
@@ -82,12 +82,16 @@ def _repair(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
+        verb = "would stay" if report.is_dry_run else "stay"
         for action in report.actions:
             print(f"would {action}" if report.is_dry_run else action)
         if not report.actions:
             print(f"{report.path}: clean, nothing to do")
         else:
-            print(f"{report.path}: ids [{report.first_id}, {report.next_id}), {report.lost:,} lost")
+            print(
+                f"{report.path}: ids [{report.first_id}, {report.next_id}) {verb}, "
+                f"{report.lost:,} steps a lane are lost"
+            )
     return 0
 
 
