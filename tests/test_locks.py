@@ -104,9 +104,9 @@ from crash_writer import Shape
 buffer = Shape().open(Path(sys.argv[1]))
 buffer.add_batch(Shape().step(0))
 if os.fork() == 0:
+    print("forked", flush=True)  # only now is the child's copy of the lock sure to be gone
     sys.stdin.read()
     os._exit(0)
-print("forked", flush=True)
 os._exit(1)
 """
 

@@ -1,9 +1,12 @@
 """A store as a reader sees it: which ids are there, and their rows. Knows no specs, no nests and no TensorFlow."""
 
+import contextlib
 import errno
+import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,7 @@ class Store:
         except BaseException:
             self.close()
             raise
+        _open_stores.add(self)
 
     def _open_header(self) -> LiveHeader | None:
         try:
@@ -314,6 +318,13 @@ class Store:
                     )
                 self._unverified.pop((layout.file_path, chunk), None)
 
+    def abandon(self) -> None:
+        """Goes on without its threads: for the copy of this store in a forked child.
+
+        The parent's threads don't exist there, nor will the lock that one of them held ever be freed.
+        """
+        self._attaching = threading.RLock()
+
     def close(self) -> None:
         """Closes the files; closing twice is fine. Arrays handed out stay valid."""
         header, self._header = self._header, None
@@ -323,6 +334,18 @@ class Store:
     def __del__(self) -> None:
         if hasattr(self, "_header"):
             self.close()
+
+
+_open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
+
+
+def _abandon_in_child() -> None:
+    with contextlib.suppress(RuntimeError):
+        for store in list(_open_stores):
+            store.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_in_child)
 
 
 def _nothing() -> None:

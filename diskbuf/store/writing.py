@@ -143,7 +143,6 @@ class WritableStore(Store):
         self._flushed: Extent | None = None
         self._sealed_to: dict[str, int] = {}
         super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
-        _open_stores.add(self)
 
     # ---- opening
 
@@ -519,10 +518,8 @@ class WritableStore(Store):
             self._lock_file.close()
 
     def abandon(self) -> None:
-        """Refuses all writing from now on: for the copy of this store in a forked child.
-
-        The parent's threads don't exist there, nor will the locks that they held ever be freed.
-        """
+        """Refuses all writing from now on, too."""
+        super().abandon()
         self._is_ours = False
         self._ahead = _NOTHING_AHEAD
         self._keeper = None
@@ -689,15 +686,3 @@ class _ColumnWriter:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._chunk = -1, -1
-
-
-_open_stores: "weakref.WeakSet[WritableStore]" = weakref.WeakSet()
-
-
-def _abandon_in_child() -> None:
-    with contextlib.suppress(RuntimeError):
-        for store in list(_open_stores):
-            store.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)
