@@ -43,8 +43,7 @@ def test_a_ring_overwritten_after_its_last_flush_shows_nothing_torn(tmp_path: Pa
         with after_another_boot(tmp_path / "store") as store, diskbuf.open(store) as reader:
             first_id, next_id = assert_whole(reader, shape)
     assert next_id >= 40
-    if fsync == "interval":
-        assert first_id <= 20 + more  # no more is given up than was evicted
+    assert first_id <= 20 + more  # no more is given up than was evicted
 
 
 def test_with_fsync_always_another_boot_finds_every_add(tmp_path: Path) -> None:

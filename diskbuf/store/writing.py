@@ -80,9 +80,10 @@ def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync
     LiveHeader.create(path / STATE_FOLDER / HEADER_FILE, extent, sync=sync)
     metadata = ZarrMetadata(path, column_layouts(leaves, manifest, path=path))
     metadata.create(sync=sync)
-    metadata.commit(manifest, sync=sync)
-    if sync:
+    if sync:  # all names before the manifest's, with which it is a store that others go on with
+        files.sync_folder(path)
         files.sync_folder(path.parent)
+    metadata.commit(manifest, sync=sync)
 
 
 class WritableStore(Store):
@@ -141,6 +142,7 @@ class WritableStore(Store):
         self._has_rolled = False
         self._committed_seconds = 0.0
         self._flushed: Extent | None = None
+        self._is_record_sure = True  # False when its sync failed: the one on the disk is either that or `_durable`
         self._sealed_to: dict[str, int] = {}
         super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
 
@@ -173,8 +175,10 @@ class WritableStore(Store):
         self._checksums = self._load_checksums(extent.next_id)
 
         # The floor of the old length goes first: a longer length must never bring back rows that are gone.
-        self._durable = dataclasses.replace(durable, generation=extent.generation, floor=extent.floor)
-        self._record(self._durable)
+        # And no id counts that the live words don't have: its append failed or never returned, others will come for it.
+        self._record(
+            Extent(generation=extent.generation, floor=extent.floor, next_id=min(durable.next_id, extent.next_id))
+        )
         if header.is_live:
             header.words[FLOOR] = extent.floor
         self._commit(dataclasses.replace(extent, floor=floor))
@@ -297,9 +301,13 @@ class WritableStore(Store):
     def _publish(self, next_id: int) -> None:
         """Makes rows below `next_id` be there; with fsync="always" they are on the disk before."""
         if self._syncs_always:
-            self._sync_chunks([writer.take_unsynced() for writer in self._writers])
-            with self._recording:
-                self._record(self._extent(next_id))
+            try:
+                self._sync_chunks([writer.take_unsynced() for writer in self._writers])
+                with self._recording:
+                    self._record(self._extent(next_id))
+            except BaseException:
+                self._ahead = _NOTHING_AHEAD  # the next append looks first at what the record may count
+                raise
         self._set_next(next_id)
 
     def _set_next(self, next_id: int) -> None:
@@ -315,6 +323,9 @@ class WritableStore(Store):
                 f"the background sync of {self.path} failed: {failure.strerror}. Nothing was added; try again.",
             ) from failure
         self._check_is_ours()
+        if not self._is_record_sure:  # the one on the disk may count the rows that are now written
+            with self._recording:
+                self._record(self._durable)
         self._pending = next_id
         ready = min(writer.make_ready(next_id) for writer in self._writers)
         spans = [writer.tail(next_id, ready - next_id) for writer in self._writers]
@@ -333,14 +344,14 @@ class WritableStore(Store):
         if self._pending > self._writers_words[NEXT]:
             self._set_next(self._pending)  # a long extend: readers must see how far it has come before it laps them
         with self._recording:
-            if below > self._durable.floor and self._durable.floor < self._durable.next_id:
+            is_counted = below > self._durable.floor and self._durable.floor < self._durable.next_id
+            if is_counted or not self._is_record_sure:
                 self._give_up(self._bounds_of_window()[0])
 
     def _give_up(self, first_id: int) -> None:
-        """Takes ids below `first_id` out of the durable record; with fsync="never" all, since no sync will follow."""
+        """Takes ids below `first_id` out of the durable record."""
         next_id = self._durable.next_id
-        floor = next_id if self._options.fsync == "never" else min(first_id, next_id)
-        self._record(Extent(generation=self._writers_words[GENERATION], floor=floor, next_id=next_id))
+        self._record(Extent(generation=self._writers_words[GENERATION], floor=min(first_id, next_id), next_id=next_id))
 
     def _bounds_of_window(self) -> tuple[int, int]:
         next_id = self._writers_words[NEXT]
@@ -391,7 +402,7 @@ class WritableStore(Store):
     def _flush_rows(self) -> None:
         with self._appending:
             extent = self._extent(self._writers_words[NEXT])
-            if extent == self._flushed:
+            if extent == self._flushed and self._is_record_sure:
                 return
             unsynced = [writer.take_unsynced() for writer in self._writers]
         self._sync_chunks(unsynced)
@@ -456,7 +467,14 @@ class WritableStore(Store):
         self._has_rolled = False
 
     def _record(self, extent: Extent) -> None:
-        self._writers_header.write_durable(extent, sync=self._is_durable)
+        if extent.floor > extent.next_id:  # it would say that ids up to the floor are on the disk: history is read
+            extent = dataclasses.replace(extent, floor=extent.next_id)
+        try:
+            self._writers_header.write_durable(extent, sync=self._is_durable)
+        except BaseException:
+            self._is_record_sure = False
+            raise
+        self._is_record_sure = True
         self._durable = extent
 
     def tend(self, *, is_sync_due: bool) -> None:
@@ -482,7 +500,7 @@ class WritableStore(Store):
 
     def _declare(self) -> None:
         """Gives evicted rows up ahead of their being overwritten, so that the writer needn't wait for that."""
-        if any(column.layout.slots is not None for column in self.columns) and self._options.fsync != "never":
+        if any(column.layout.slots is not None for column in self.columns):
             first_id, _ = self._bounds_of_window()
             with self._recording:
                 if self._durable.floor < min(first_id, self._durable.next_id):
