@@ -21,8 +21,8 @@ demo: $(STAMP) ## Collect to disk, get killed, go on, train offline, evaluate
 test: $(STAMP) ## Run the test suite and the docstring examples
 	$(BIN)/python -m pytest
 
-# Those of the tests below that have a long form; files that aren't there are left out.
-CRASH_TESTS := $(wildcard $(addprefix tests/,test_crash.py test_crash_lines.py test_power_cut_pages.py test_processes.py))
+# Tests that have a long form, as far as they are there.
+CRASH_TESTS := $(wildcard $(patsubst %,tests/test_%.py,crash crash_lines power_cut_pages processes hygiene))
 
 crash-test: $(STAMP) ## Kill writers at more than a thousand moments, with readers beside them; minutes
 	DISKBUF_CRASH_TEST=long $(BIN)/python -m pytest $(CRASH_TESTS)

@@ -28,7 +28,7 @@ from crash_writer import (
 
 import diskbuf
 
-SECONDS = 30.0 if IS_LONG else 2.0
+SECONDS = 30.0 if IS_LONG else 1.5
 READERS = 4
 TINY = diskbuf.StoreOptions(chunk_bytes=64, fsync="never")
 
