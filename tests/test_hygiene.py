@@ -88,8 +88,8 @@ with open_writer() as buffer:
     buffer.extend(span(0, 50, 2))
 with diskbuf.open(path) as reader:
     datasets = [make(reader, number) for number in range(4)]
-    for number in range(12):
-        use(datasets[number % 4], 3)
+    for number in range(4):
+        use(datasets[number], 3)
         use(make(reader, number), 3)
     before = facts()
     for number in range(int(sys.argv[3])):

@@ -199,7 +199,7 @@ def test_a_file_system_that_does_not_lock_is_explained_with_the_way_round(tmp_pa
         assert raised.value.path == str(store)
         assert raised.value.__cause__.errno == cannot_lock
         assert not isinstance(raised.value, diskbuf.StoreLockedError), "waiting wouldn't help"
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
     with diskbuf.open(store, "r+", options=unlocked) as buffer:
         buffer.add_batch(SHAPE.step(1))
         assert assert_whole(buffer, SHAPE) == (0, 2)
