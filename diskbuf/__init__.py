@@ -29,6 +29,7 @@ from diskbuf.version import __version__
 if TYPE_CHECKING:
     from diskbuf import drivers, environments, errors, policies, specs, trajectories
     from diskbuf.errors import (
+        BusyError,
         ClosedError,
         DiskbufError,
         EmptyBufferError,
@@ -56,6 +57,7 @@ _MODULES = {
     "ArraySpec": "diskbuf.specs",
     "BoundedArraySpec": "diskbuf.specs",
     "BufferInfo": "diskbuf.replay_buffers.uniform",
+    "BusyError": "diskbuf.errors",
     "ClosedError": "diskbuf.errors",
     "DiskbufError": "diskbuf.errors",
     "EmptyBufferError": "diskbuf.errors",
@@ -92,6 +94,7 @@ __all__ = [
     "ArraySpec",
     "BoundedArraySpec",
     "BufferInfo",
+    "BusyError",
     "ClosedError",
     "DiskbufError",
     "EmptyBufferError",

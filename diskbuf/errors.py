@@ -7,6 +7,7 @@
     │   └── EmptyBufferError                nothing to read yet
     ├── ReadOnlyError (UnsupportedOperation)  a write through a buffer opened for reading
     ├── ClosedError (ValueError)            any use after close()
+    ├── BusyError (RuntimeError)            a signal handler that comes back into a call it interrupts
     ├── MissingExtraError (ImportError)     an optional package that isn't installed
     └── StoreError
         ├── StoreNotFoundError (FileNotFoundError)  no store at that path
@@ -59,6 +60,10 @@ class ReadOnlyError(DiskbufError, io.UnsupportedOperation):
 
 class ClosedError(DiskbufError, ValueError):
     """Any use of a buffer after close()."""
+
+
+class BusyError(DiskbufError, RuntimeError):
+    """A signal handler that comes back into a call it interrupts."""
 
 
 class MissingExtraError(DiskbufError, ImportError):

@@ -97,6 +97,8 @@ class ItemFormat:
 
 
 def _as_array(leaf: Any, path: str) -> NDArray[Any]:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise SpecError(f"leaf {path!r} must be an array without a mask. Use numpy.ma.filled.", path=path)
     if isinstance(leaf, np.ndarray | np.generic) or hasattr(leaf, "__array__"):
         try:
             return np.asarray(leaf)

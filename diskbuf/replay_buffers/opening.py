@@ -43,9 +43,12 @@ class StoreRequest:
 
     def __post_init__(self) -> None:
         try:
-            json.dumps(self.metadata, allow_nan=False, ensure_ascii=False).encode()
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"metadata must be a JSON value, got {self.metadata!r} ({error}).") from error
+            copy = json.loads(json.dumps(self.metadata, allow_nan=False, ensure_ascii=False).encode())
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(f"metadata must be a JSON value, got {self.metadata!r:.200} ({error}).") from error
+        if copy != self.metadata:
+            raise OptionError(f"metadata must be as JSON gives it back, {copy!r:.200}, got {self.metadata!r:.200}.")
+        object.__setattr__(self, "metadata", copy)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -63,7 +66,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise OptionError(f"path must be written out, got {text!r}. Use os.path.expanduser.")
     if not text:
         raise OptionError("path must name a folder, got ''. Leave it out for a temporary store.")
-    return Path(text)
+    return Path(os.path.abspath(text))  # noqa: PTH100 - a later chdir must not lead into another store; links stay
 
 
 def leaves_of(item_format: ItemFormat) -> list[Leaf]:

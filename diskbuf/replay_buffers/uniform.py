@@ -1,6 +1,7 @@
 """The uniform replay buffer: TF-Agents' replay-buffer API over a store on disk."""
 
 import contextlib
+import copy
 import functools
 import itertools
 import operator
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _KIND = "uniform"
+_TRIES_OF_MANY, _TRIES_OF_ONE = 3, 1000
 
 
 class BufferInfo(NamedTuple):
@@ -134,26 +136,6 @@ class UniformReplayBuffer:
             raise
         self._set_store(store, request.format)
 
-    @classmethod
-    def _of_store(
-        cls,
-        store: Store,
-        item_format: ItemFormat,
-        *,
-        reopen: "Callable[[Path], UniformReplayBuffer] | None",
-        seed: int | None,
-        dataset_drop_remainder: bool,
-        dataset_window_shift: int | None,
-    ) -> Self:
-        buffer = cls.__new__(cls)
-        buffer._set_reading(
-            seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
-        )
-        buffer._reopen = reopen
-        buffer._remove = _nothing
-        buffer._set_store(store, item_format)
-        return buffer
-
     def _set_reading(self, seed: int | None, *, dataset_drop_remainder: bool, dataset_window_shift: int | None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
             raise OptionError(f"seed must be an int or None, got {seed!r}.")
@@ -214,8 +196,8 @@ class UniformReplayBuffer:
 
     @property
     def metadata(self) -> Any:
-        """The JSON value kept with the store."""
-        return self._metadata
+        """The JSON value kept with the store, a copy."""
+        return copy.deepcopy(self._metadata)
 
     @property
     def first_id(self) -> int:
@@ -354,8 +336,8 @@ class UniformReplayBuffer:
     ) -> tuple[list[NDArray[Any]], NDArray[np.int64], NDArray[np.float32]]:
         """Reads a batch of a planner: the columns, the ids, and the probabilities, with a batch axis in front."""
         store = self._opened()
-        while True:
-            first_id, next_id = store.window()
+        first_id, next_id = store.window()
+        for _ in range(_TRIES_OF_MANY if count > 1 else _TRIES_OF_ONE):
             starts = plan.sequence_starts(first_id, next_id, num_steps=num_steps or 1, runs=store.runs)
             if not starts.total:
                 raise self._too_few(first_id, next_id, num_steps or 1)
@@ -365,13 +347,30 @@ class UniformReplayBuffer:
                 probabilities = np.empty(count, np.float32)
                 probabilities.fill(1.0 / (starts.total * planner.lanes))
                 return leaves, ids + first_id, probabilities
+            first_id, next_id = store.window()
+        if count == 1:
+            raise WindowError(
+                f"{num_steps or 1} steps must stay in the window [{first_id}, {next_id}) while they are read, but the "
+                "writer evicts them faster. Use a larger max_length."
+            )
+        return self._sample_in_halves(planner, batch, count=count, num_steps=num_steps)
+
+    def _sample_in_halves(
+        self, planner: plan.RandomPlanner, batch: int, *, count: int, num_steps: int | None
+    ) -> tuple[list[NDArray[Any]], NDArray[np.int64], NDArray[np.float32]]:
+        """Reads a batch in halves, each from the window of its moment: the writer is too fast to read it at once."""
+        other = batch | 1 << (40 + count.bit_length())  # a batch number that nobody else has, for draws of its own
+        first = self._sample(planner, batch, count=count // 2, num_steps=num_steps)
+        second = self._sample(planner, other, count=count - count // 2, num_steps=num_steps)
+        leaves = [np.concatenate(pair) for pair in zip(first[0], second[0], strict=True)]
+        return leaves, np.concatenate([first[1], second[1]]), np.concatenate([first[2], second[2]])
 
     def gather_all(self) -> Any:
         """Returns everything in the window, oldest first.
 
         Returns:
             Nest like `data_spec` with leaves [B, T, *shape], T the steps in the window (0 when it is empty), freshly
-            allocated.
+            allocated. Steps that a writer evicts while they are read are left out.
 
         Raises:
             ClosedError: After `close`.
@@ -636,6 +635,8 @@ def open(
         dataset_drop_remainder=dataset_drop_remainder,
         dataset_window_shift=dataset_window_shift,
     )
+    buffer = UniformReplayBuffer.__new__(UniformReplayBuffer)
+    buffer._set_reading(seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift)
     store, item_format = open_existing(
         local_path(path),
         kind=_KIND,
@@ -645,14 +646,10 @@ def open(
         only=_whole_ids(local_path(path)) if flag("skip_damaged", skip_damaged) else None,
         verifies=flag("verify", verify),
     )
-    return UniformReplayBuffer._of_store(
-        store,
-        item_format,
-        reopen=reopen if mode == "r" else None,
-        seed=seed,
-        dataset_drop_remainder=dataset_drop_remainder,
-        dataset_window_shift=dataset_window_shift,
-    )
+    buffer._reopen = reopen if mode == "r" else None
+    buffer._remove = _nothing
+    buffer._set_store(store, item_format)
+    return buffer
 
 
 def _whole_ids(path: Path) -> tuple[int, int] | None:

@@ -6,6 +6,7 @@ one call a row, needs no address space, and is the plain one that the other is t
 
 import abc
 import collections
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -84,7 +85,9 @@ class Column(abc.ABC):
             StoreCorruptError: When the file isn't a whole chunk.
             OSError: When it can't be opened.
         """
-        descriptor = os.open(f"{self._folder_text}/{self.layout.file_name(chunk)}", flags | os.O_CLOEXEC)
+        descriptor = os.open(
+            f"{self._folder_text}/{self.layout.file_name(chunk)}", flags | os.O_CLOEXEC | os.O_NONBLOCK
+        )
         try:
             self.check_size(descriptor, chunk)
         except BaseException:
@@ -234,7 +237,8 @@ class MappedColumn(Column):
         if chunk - self._first_chunk >= self._chunks:
             larger = Reservation(2 * (chunk + 1 - self._first_chunk) * self._pitch)
             for known in sorted(self.attached.values()):
-                self._map(known, larger)
+                with contextlib.suppress(FileNotFoundError):  # cleared since
+                    self._map(known, larger)
             self._take_over(larger)
 
     def offset(self, first_id: int) -> int:

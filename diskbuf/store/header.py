@@ -2,6 +2,7 @@
 
     word  0  magic               word  4  epoch: openings for writing; readers look at everything anew when it changes
     word  1  layout of the page  word  5  generation: how many times the store was cleared
+    word  8-9 the file's device and inode: in a copy of it the live words say nothing of the copied chunks
     word 2-3 boot id             word  6  floor: no id below it is in the window
                                  word  7  next id: the commit. A step is there for every process once this has passed it
     512, 1024                    the durable record, twice, written in turn: sequence, generation, floor, next id, crc
@@ -25,7 +26,8 @@ from diskbuf.errors import StoreCorruptError
 from diskbuf.store import files
 
 HEADER_BYTES = 4096
-EPOCH, GENERATION, FLOOR, NEXT = 4, 5, 6, 7
+EPOCH, GENERATION, FLOOR, NEXT, DEVICE, INODE = 4, 5, 6, 7, 8, 9
+_INT64 = 2**63 - 1
 _MAGIC = int.from_bytes(b"diskbuf1", "little")
 _PAGE_LAYOUT = 1
 _SLOTS = (512, 1024)
@@ -62,7 +64,7 @@ class LiveHeader:
     def __init__(self, path: Path, *, writable: bool) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDWR if writable else os.O_RDONLY)
+            self._descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
         except IsADirectoryError as error:
             raise _corrupt(path, "isn't a file") from error
         try:
@@ -95,9 +97,14 @@ class LiveHeader:
 
     @property
     def is_live(self) -> bool:
-        """Whether the live words were written since this machine started."""
+        """Whether the live words were written to this very file since this machine started."""
         boot = files.boot_id()
-        return boot != bytes(16) and bytes(self._page[16:32]) == boot
+        is_this_file = (self.words[DEVICE], self.words[INODE]) == self._identity()
+        return boot != bytes(16) and bytes(self._page[16:32]) == boot and is_this_file
+
+    def _identity(self) -> tuple[int, int]:
+        status = os.fstat(self._descriptor)
+        return status.st_dev & _INT64, status.st_ino & _INT64
 
     @property
     def live(self) -> Extent:
@@ -117,6 +124,7 @@ class LiveHeader:
         """
         for word, value in ((GENERATION, extent.generation), (FLOOR, extent.floor), (NEXT, extent.next_id)):
             self.words[word] = value
+        self.words[DEVICE], self.words[INODE] = self._identity()
         self._page[16:32] = files.boot_id()
         self.fence()
         self.words[EPOCH] += 1

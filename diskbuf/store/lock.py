@@ -73,11 +73,11 @@ class WriterLock:
     def close(self) -> None:
         """Frees the lock; closing twice is fine."""
         _held.discard(self)
-        if self._descriptor >= 0:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
             if self._pid == os.getpid():
-                os.ftruncate(self._descriptor, 0)  # nobody holds it any more
-            os.close(self._descriptor)
-            self._descriptor = -1
+                os.ftruncate(descriptor, 0)  # nobody holds it any more
+            os.close(descriptor)
 
 
 def _holder(descriptor: int) -> tuple[int | None, str | None]:

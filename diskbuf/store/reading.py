@@ -93,10 +93,12 @@ class Store:
             self._epoch = epoch
 
     def _warn_of_lost_steps(self, manifest: Manifest, extent: Extent) -> None:
-        if self._only is None and manifest.next_id > extent.next_id:
+        """Tells of steps that were added but not synced when the machine stopped, or before the store was copied."""
+        counted = manifest.next_id if self._header is None else max(manifest.next_id, self._header.live.next_id)
+        if self._only is None and counted > extent.next_id:
             warnings.warn(
-                f"{self.path}: the last commit counts steps up to id {manifest.next_id}, but only those below "
-                f"{extent.next_id} are certain to be whole. The others are left out.",
+                f"{self.path}: steps up to id {counted} were added, but only those below {extent.next_id} "
+                "are certain to be whole. The others are left out.",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -163,14 +165,15 @@ class Store:
             self._detached_to = max(detached_to, first_id)  # before any row goes: readers look at it after they read
             for number, column in enumerate(self.columns):
                 layout = column.layout
+                if layout.slots is None:
+                    for chunk in range(detached_to // layout.chunk_rows, first_id // layout.chunk_rows):
+                        column.detach(chunk)
                 # Of an empty window not even the tail chunk need be there: a power cut may have undone its recycling.
                 stop = next_id // layout.chunk_rows if first_id == next_id else -(-next_id // layout.chunk_rows)
                 low = max(first_id, min(self._attached_to, next_id)) // layout.chunk_rows
                 for chunk in range(low, stop):
                     self._attach_if_there(number, chunk)
                 if layout.slots is None:
-                    for chunk in range(detached_to // layout.chunk_rows, first_id // layout.chunk_rows):
-                        column.detach(chunk)
                     reached = min(reached, stop * layout.chunk_rows)
                     detach_at = min(detach_at, (first_id // layout.chunk_rows + 1) * layout.chunk_rows)
                 elif len(column.attached) < layout.slots:
@@ -228,17 +231,18 @@ class Store:
             self._attach(window)
         return window
 
-    def _is_intact(self, first_id: int, epoch: int) -> bool:
-        """Whether rows from `first_id` on, read since `epoch` was, were not overwritten or let go of meanwhile."""
-        if epoch != self._epoch or first_id < self._detached_to:
-            return False  # another thread has looked at everything anew, or follows the window further
+    def _intact_from(self, epoch: int) -> int:
+        """The id from which on rows read since `epoch` was were not overwritten or let go of meanwhile."""
+        if epoch != self._epoch:
+            return EVERY_ID  # another thread has looked at everything anew
         words = self._words
         if words is None:
-            return True
+            return self._detached_to
         self._fence()
-        if words[EPOCH] != epoch or first_id < words[NEXT] - self._keeps:
-            return False
-        return self._lowest is not None or first_id >= words[FLOOR]
+        if words[EPOCH] != epoch:
+            return EVERY_ID
+        floor = 0 if self._lowest is not None else words[FLOOR]
+        return max(floor, words[NEXT] - self._keeps, self._detached_to)
 
     @property
     def runs(self) -> tuple[int, ...]:
@@ -253,8 +257,8 @@ class Store:
             rows: [*K] flat rows ``(id - first_id) * lanes + lane``, inside the window.
 
         Returns:
-            For each column [*K, *shape], freshly allocated; None when the writer overwrote rows from `first_id` on
-            meanwhile, so that the window has to be read again.
+            For each column [*K, *shape], freshly allocated; None when the writer overwrote some of them meanwhile, so
+            that the window has to be read again.
         """
         epoch = self._epoch
         shifted: dict[int, NDArray[np.int64]] = {}  # columns that begin at the same row share the index
@@ -269,20 +273,24 @@ class Store:
                     index = shifted[offset] = rows + offset
                 found.append(column.take(index))
         except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
-            if self._is_intact(first_id, epoch):
+            if first_id >= self._intact_from(epoch):
                 raise
             return None
-        return found if self._is_intact(first_id, epoch) else None
+        intact_from = self._intact_from(epoch)
+        if first_id >= intact_from:
+            return found
+        lowest = first_id + int(rows.min(initial=EVERY_ID)) // self.manifest.batch_size
+        return found if lowest >= intact_from else None
 
     def read_range(self, first_id: int, next_id: int) -> list[NDArray[Any]] | None:
-        """Copies all lanes of consecutive ids.
+        """Copies all lanes of consecutive ids, less those at the beginning that the writer overwrites meanwhile.
 
         Args:
             first_id: First id, inside the window.
             next_id: Where to stop, exclusive.
 
         Returns:
-            For each column [lanes, T, *shape], freshly allocated; None as `gather` does.
+            For each column [lanes, T, *shape], freshly allocated; None when none of the ids was left.
         """
         epoch = self._epoch
         try:
@@ -290,10 +298,13 @@ class Store:
                 self._verify(np.arange(first_id, next_id))
             found = [_read_range(column, first_id, next_id) for column in self.columns]
         except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
-            if self._is_intact(first_id, epoch):
+            if first_id >= self._intact_from(epoch):
                 raise
             return None
-        return found if self._is_intact(first_id, epoch) else None
+        lost = self._intact_from(epoch) - first_id
+        if lost <= 0:
+            return found
+        return [leaf[:, lost:].copy() for leaf in found] if lost < next_id - first_id else None
 
     def _verify(self, ids: NDArray[np.int64]) -> None:
         """Checks the chunks that hold ids, each the first time only.
@@ -428,9 +439,10 @@ def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
                 "Delete that file to go on from the last commit in zarr.json.",
                 path=str(header.path),
             )
-        if min(extent.floor, extent.next_id) < 0:
+        if min(extent.floor, extent.next_id) < 0 or (header.is_live and extent.floor > extent.next_id):
             raise StoreCorruptError(
-                f"live header {header.path} must hold ids of at least 0, got {extent.floor} and {extent.next_id}. "
+                f"live header {header.path} must hold ids from 0 on, the floor not above the next one, "
+                f"got {extent.floor} and {extent.next_id}. "
                 "Delete that file to go on from the last commit in zarr.json.",
                 path=str(header.path),
             )

@@ -13,14 +13,15 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
-from diskbuf.errors import ReadOnlyError, StoreCorruptError
+from diskbuf.errors import BusyError, ReadOnlyError, StoreCorruptError
 from diskbuf.options import StoreOptions
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of
@@ -38,7 +39,7 @@ _MOST_PACKED_BYTES = 2**13
 _BACKGROUND_CHECKSUM_BYTES = 2**26  # at each background sync: a fortieth of a second
 _CANNOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
 
-_tobytes = np.ndarray.tobytes  # of a leaf that is no array it raises TypeError
+_tobytes = ndarray.tobytes
 
 
 def lock_store(path: Path, *, is_taken: bool = True) -> WriterLock:
@@ -131,14 +132,16 @@ class WritableStore(Store):
         self._is_durable = is_durable
         self._syncs_always = is_durable and options.fsync == "always"
         self._publishes_plainly = not self._syncs_always and STORES_IN_ORDER
-        self._appending = threading.Lock()  # rows, next_id, chunk files
-        self._flushing = threading.Lock()  # one flush or commit at a time
-        self._recording = threading.Lock()  # the durable record
+        # Re-entrant, so that a signal handler that comes back into a call it interrupts is told rather than hangs.
+        self._appending = threading.RLock()  # rows, next_id, chunk files
+        self._flushing = threading.RLock()  # one flush or commit at a time
+        self._recording = threading.RLock()  # the durable record
+        self._is_appending = self._is_flushing = False
         self._ahead = _NOTHING_AHEAD
         self._is_ours = True
         self._writers: list[_ColumnWriter] = []
         self._keeper: Keeper | None = None
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._has_rolled = False
         self._committed_seconds = 0.0
         self._flushed: Extent | None = None
@@ -156,6 +159,9 @@ class WritableStore(Store):
 
     def _load(self) -> None:
         """Begins a run. Nothing is changed before every chunk of the window is known to be there."""
+        if not self._is_ours:
+            super()._load()
+            return
         header = self._writers_header
         stored = read_manifest(self.path)
         extent = stored_extent(stored, header)
@@ -166,7 +172,7 @@ class WritableStore(Store):
             stored,
             max_length=self._max_length,
             metadata=stored.metadata if self._metadata is None else self._metadata,
-            runs=(*(run for run in stored.runs if run < extent.next_id), extent.next_id),
+            runs=_runs_since(stored.oldest_id if stored.keep_history else floor, (*stored.runs, extent.next_id)),
             package_version=self._package_version,
         )
         self._take(manifest, dataclasses.replace(extent, floor=floor))
@@ -249,21 +255,31 @@ class WritableStore(Store):
             OSError: When the disk is full, or an earlier background sync failed; nothing was appended.
         """
         with self._appending:
+            if self._is_appending:
+                raise self._busy()
             for leaf, (dtype, shape) in zip(rows, self._row_formats):  # noqa: B905 - strict= costs a tenth of an add
-                if (leaf.dtype is not dtype and leaf.dtype != dtype) or leaf.shape != shape:
+                if (
+                    type(leaf) is not ndarray
+                    or (leaf.dtype is not dtype and leaf.dtype != dtype)
+                    or leaf.shape != shape
+                ):
                     return False
             words = self._live
-            next_id = words[NEXT]
-            start, ready, tails, _ = self._ahead
-            if next_id >= ready:
-                start, ready, tails, _ = self._prepare(next_id)
-            row = next_id - start
-            for (tail, is_packed), leaf in zip(tails, rows):  # noqa: B905 - as above
-                tail[row] = _tobytes(leaf) if is_packed else leaf
-            if self._publishes_plainly:
-                words[NEXT] = next_id + 1
-            else:
-                self._publish(next_id + 1)
+            self._is_appending = True
+            try:
+                next_id = words[NEXT]
+                start, ready, tails, _ = self._ahead
+                if next_id >= ready:
+                    start, ready, tails, _ = self._prepare(next_id)
+                row = next_id - start
+                for (tail, is_packed), leaf in zip(tails, rows):  # noqa: B905 - as above
+                    tail[row] = _tobytes(leaf) if is_packed else leaf
+                if self._publishes_plainly:
+                    words[NEXT] = next_id + 1
+                else:
+                    self._publish(next_id + 1)
+            finally:
+                self._is_appending = False
             return True
 
     def extend(self, rows: Sequence[NDArray[Any]], count: int) -> None:
@@ -277,7 +293,7 @@ class WritableStore(Store):
             OSError: As `append`; nothing was appended, unless a full ring was being overwritten: then the first of
                 the ids may be there, whole.
         """
-        with self._appending:
+        with self._appending_alone():
             first_id = self._writers_words[NEXT]
             try:
                 self._write_ahead(rows, first_id, count)
@@ -285,6 +301,36 @@ class WritableStore(Store):
             except BaseException:
                 self._ahead = _NOTHING_AHEAD  # the tails may have moved past what is published
                 raise
+
+    def _busy(self) -> BusyError:
+        return BusyError(
+            f"store {self.path} must not be added to, cleared, flushed or closed by a signal handler that interrupts "
+            "one of these. Set a flag in the handler, and do it afterwards."
+        )
+
+    @contextlib.contextmanager
+    def _appending_alone(self) -> Iterator[None]:
+        """Holds the lock on appending, and refuses a signal handler that comes back in."""
+        with self._appending:
+            if self._is_appending:
+                raise self._busy()
+            self._is_appending = True
+            try:
+                yield
+            finally:
+                self._is_appending = False
+
+    @contextlib.contextmanager
+    def _flushing_alone(self) -> Iterator[None]:
+        """Holds the lock on flushing, and refuses a signal handler that comes back in."""
+        with self._flushing:
+            if self._is_flushing:
+                raise self._busy()
+            self._is_flushing = True
+            try:
+                yield
+            finally:
+                self._is_flushing = False
 
     def _write_ahead(self, rows: Sequence[NDArray[Any]], first_id: int, count: int) -> None:
         done = 0
@@ -319,8 +365,9 @@ class WritableStore(Store):
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise OSError(
-                failure.errno,
-                f"the background sync of {self.path} failed: {failure.strerror}. Nothing was added; try again.",
+                getattr(failure, "errno", None) or errno.EIO,
+                f"the background sync of {self.path} failed: {getattr(failure, 'strerror', None) or failure}. "
+                "Nothing was added; try again.",
             ) from failure
         self._check_is_ours()
         if not self._is_record_sure:  # the one on the disk may count the rows that are now written
@@ -337,7 +384,19 @@ class WritableStore(Store):
         if next_id in {writer.chunk_start for writer in self._writers}:
             self._has_rolled = True
             self._keeper.wake()
+            self._let_go_of_history()
         return self._ahead
+
+    def _let_go_of_history(self) -> None:
+        """Unmaps chunks that have left the window, so that mappings don't grow with the history on disk."""
+        if self._lowest is None and self.manifest.keep_history:
+            with self._attaching:
+                first_id = self._bounds_of_window()[0]
+                self._detached_to = max(self._detached_to, first_id)  # before any row goes, as in _attach
+                for column in self.columns:
+                    kept_from = first_id // column.layout.chunk_rows
+                    for chunk in list(itertools.takewhile(kept_from.__gt__, column.attached)):
+                        column.detach(chunk)
 
     def before_overwrite(self, below: int) -> None:
         """Called before rows below an id are destroyed: no reader and no power cut may count on them any more."""
@@ -374,7 +433,7 @@ class WritableStore(Store):
             ReadOnlyError: In a forked child, or when closed.
         """
         self._check_is_ours()
-        with self._appending:
+        with self._appending_alone():
             words = self._writers_words
             next_id = words[NEXT]
             words[FLOOR] = next_id
@@ -395,12 +454,12 @@ class WritableStore(Store):
             ReadOnlyError: In a forked child, or when closed.
         """
         self._check_is_ours()
-        with self._flushing:
+        with self._flushing_alone():
             self._flush_rows()
             self._take_checksums(most_bytes=None, with_tail=False)
 
     def _flush_rows(self) -> None:
-        with self._appending:
+        with self._appending_alone():
             extent = self._extent(self._writers_words[NEXT])
             if extent == self._flushed and self._is_record_sure:
                 return
@@ -485,16 +544,16 @@ class WritableStore(Store):
         """
         try:
             if is_sync_due:
-                with self._flushing:
+                with self._flushing_alone():
                     self._flush_rows()
                     self._take_checksums(most_bytes=_BACKGROUND_CHECKSUM_BYTES, with_tail=False)
                 return
             self._declare()
             if self._has_rolled and time.monotonic() - self._committed_seconds >= COMMIT_SECONDS:
-                with self._flushing:
+                with self._flushing_alone():
                     self._commit(self._extent(self._writers_words[NEXT]))
-        except OSError as error:
-            with self._appending:
+        except Exception as error:  # noqa: BLE001 - a thread has nobody else to tell
+            with self._appending_alone():
                 self._failure = error
                 self._ahead = _NOTHING_AHEAD  # so that the next append looks
 
@@ -520,28 +579,31 @@ class WritableStore(Store):
             if self._keeper is not None:
                 self._keeper.stop()
             if self._is_ours and self._is_durable and self._writers:
-                with self._flushing:
+                with self._flushing_alone():
                     self._flush_rows()
                     self._take_checksums(most_bytes=None, with_tail=True)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        with self._appending:
+        with self._appending_alone(), contextlib.ExitStack() as stack:  # the lock is freed whatever else fails
             self._is_ours = False
             self._ahead = _NOTHING_AHEAD
+            stack.callback(self._lock_file.close)
+            stack.callback(super().close)
             for writer in self._writers:
-                writer.close()
-            super().close()
-            self._lock_file.close()
+                stack.callback(writer.close)
 
     def abandon(self) -> None:
-        """Refuses all writing from now on, too."""
+        """Becomes a reader that refuses all writing."""
         super().abandon()
-        self._is_ours = False
+        self._is_ours = self._writable = self._is_appending = self._is_flushing = False
         self._ahead = _NOTHING_AHEAD
         self._keeper = None
-        self._appending, self._flushing, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
+        self._appending, self._flushing, self._recording = threading.RLock(), threading.RLock(), threading.RLock()
+        self._attached_to = 0  # the parent attaches what it begins, for itself
+        for column in self.columns:
+            column.writable = False
 
     def __del__(self) -> None:
         if hasattr(self, "_header"):
@@ -571,6 +633,13 @@ def _row_tail(span: Tail, layout: ColumnLayout) -> tuple[Tail, bool]:
         return span, False
     void = np.dtype((np.void, layout.row_bytes))
     return span.reshape(len(span), -1).view(void).reshape(len(span)), True
+
+
+def _runs_since(first_id: int, runs: Sequence[int]) -> tuple[int, ...]:
+    """The runs that have ids from `first_id` on, ascending; the last of `runs` is the new one."""
+    known = sorted({run for run in runs if run <= runs[-1]})
+    before = [run for run in known if run <= first_id]
+    return tuple(before[-1:] + [run for run in known if run > first_id])
 
 
 class _ColumnWriter:
@@ -635,6 +704,7 @@ class _ColumnWriter:
         is_hot = False
         if old != chunk:
             self._store.before_overwrite((old + 1) * layout.chunk_rows)
+            del column.attached[column.slot(chunk)]  # interrupted here or behind, the next roll attaches it anew
             os.rename(column.chunk_path(old), path)
             column.attached[column.slot(chunk)] = chunk
             is_hot = old in self.dirty
@@ -701,6 +771,6 @@ class _ColumnWriter:
 
     def close(self) -> None:
         """Closes the tail's file; the next `make_ready` opens it again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor, self._chunk = -1, -1
+        descriptor, self._descriptor, self._chunk = self._descriptor, -1, -1
+        if descriptor >= 0:
+            os.close(descriptor)
