@@ -187,14 +187,17 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
     """Looks at every file. Rows of short chunk files count as whole when `takes_parts`, as far as they are there."""
     manifest = read_manifest(store)
     layouts = column_layouts(leaves_of(item_format_of(manifest)), manifest, path=store)
-    extent, header_faults = _read_extent(store, manifest)
+    extent, header_faults = _read_extent(store, manifest, layouts)
     first_id = manifest.oldest_id if manifest.keep_history else extent.floor
     table, table_faults = _read_checksums(store)
     faults = [*header_faults, *table_faults, *_document_faults(store, layouts)]
     chunks = 0
     for layout in layouts:
-        for chunk in layout.chunks(first_id, extent.next_id):
-            chunks += 1
+        expected = layout.chunks(first_id, extent.next_id)
+        present = _present_chunks(store, layout, expected)
+        faults += _missing_faults(store, layout, expected, present, extent.next_id)
+        chunks += len(present)
+        for chunk in present:
             faults += _chunk_faults(store, layout, chunk, extent.next_id, table=table, takes_parts=takes_parts)
     bad = [
         (fault.first_id, fault.next_id) for fault in faults if fault.first_id is not None and fault.next_id is not None
@@ -231,7 +234,7 @@ def longest_gap(first_id: int, next_id: int, bad: list[tuple[int, int]]) -> tupl
     return best
 
 
-def _read_extent(store: Path, manifest: Manifest) -> tuple[Extent, list[Fault]]:
+def _read_extent(store: Path, manifest: Manifest, layouts: list[ColumnLayout]) -> tuple[Extent, list[Fault]]:
     header_path = store / STATE_FOLDER / HEADER_FILE
     try:
         header = LiveHeader(header_path, writable=False)
@@ -243,6 +246,14 @@ def _read_extent(store: Path, manifest: Manifest) -> tuple[Extent, list[Fault]]:
         return stored_extent(manifest, None), [Fault(path=str(header_path), message=_one_line(error))]
     try:
         extent = stored_extent(manifest, header)
+        most = _most_held(store, layouts)
+        if extent.next_id > most:
+            for other in (header.durable, stored_extent(manifest, None)):
+                if other is not None and other.next_id <= most:
+                    message = (
+                        f"live header {header_path} counts ids up to {extent.next_id}, far behind the last chunk file."
+                    )
+                    return other, [Fault(path=str(header_path), message=message)]
     except StoreCorruptError as error:
         return stored_extent(manifest, None), [Fault(path=str(header_path), message=_one_line(error))]
     finally:
@@ -255,6 +266,13 @@ def _read_extent(store: Path, manifest: Manifest) -> tuple[Extent, list[Fault]]:
         )
         faults.append(Fault(path=str(store / ZARR_JSON), message=message))
     return extent, faults
+
+
+def _most_held(store: Path, layouts: list[ColumnLayout]) -> int:
+    """The id up to which chunk files can reach, with one missing at the end of each column."""
+    return max(
+        (max(_present_chunks(store, layout, range(2**62)), default=0) + 2) * layout.chunk_rows for layout in layouts
+    )
 
 
 def _read_checksums(store: Path) -> tuple[ChecksumTable, list[Fault]]:
@@ -286,6 +304,35 @@ def _without_length(document: Any) -> Any:
     if isinstance(document, dict) and isinstance(document.get("shape"), list):
         return document | {"shape": document["shape"][1:]}
     return document
+
+
+def _present_chunks(store: Path, layout: ColumnLayout, expected: range) -> list[int]:
+    """The chunks among those expected that there is something at the place of, ascending."""
+    try:
+        names = [entry.name for entry in (store / layout.file_path).iterdir()]
+    except OSError:
+        return []
+    return sorted(chunk for name in names if (chunk := layout.chunk_of_name(name)) is not None and chunk in expected)
+
+
+def _missing_faults(
+    store: Path, layout: ColumnLayout, expected: range, present: list[int], next_id: int
+) -> Iterator[Fault]:
+    """One fault for each run of missing chunks: there may be billions when a header is wrong."""
+    for before, after in itertools.pairwise([expected.start - 1, *present, expected.stop]):
+        if after - before > 1:
+            first, last = (store / layout.file_path / layout.file_name(chunk) for chunk in (before + 1, after - 1))
+            what = (
+                f"chunk file {first} of leaf {layout.path!r} is"
+                if first == last
+                else f"chunk files {first} to {last} of leaf {layout.path!r} are"
+            )
+            yield Fault(
+                path=str(first),
+                message=f"{what} missing.",
+                first_id=(before + 1) * layout.chunk_rows,
+                next_id=min(after * layout.chunk_rows, next_id),
+            )
 
 
 def _chunk_faults(
@@ -348,7 +395,7 @@ def _mend(store: Path, found: _Findings, *, is_dry_run: bool) -> Iterator[str]:
 def _mend_chunks(store: Path, layout: ColumnLayout, found: _Findings, quarantine: "_Quarantine") -> Iterator[str]:
     first_id, next_id = found.whole
     kept = layout.chunks(first_id, next_id)
-    for chunk in layout.chunks(found.first_id, found.next_id):
+    for chunk in _present_chunks(store, layout, layout.chunks(found.first_id, found.next_id)):
         path = store / layout.file_path / layout.file_name(chunk)
         problem, _ = _look_at(path, layout)  # a chunk that has rotten is not kept
         if chunk not in kept:

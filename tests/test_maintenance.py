@@ -4,6 +4,8 @@ import contextlib
 import hashlib
 import os
 import re
+import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +264,24 @@ def flipped(path: Path, *, offset: int) -> Iterator[None]:
         yield
     finally:
         path.write_bytes(content)
+
+
+@pytest.mark.parametrize("word", [6, 7])
+def test_impossible_ids_in_the_live_header_are_told_within_a_moment(store: Path, word: int) -> None:
+    path = store / ".diskbuf" / "live"
+    page = bytearray(path.read_bytes())
+    struct.pack_into("<q", page, 8 * word, 2**40)  # the floor, the next id
+    path.write_bytes(page)
+    began = time.monotonic()
+    report = diskbuf.verify(store)
+    assert 1 <= len(report.faults) <= 2
+    for open_it in (diskbuf.open, lambda path: diskbuf.open(path, "r+")):
+        with pytest.raises(diskbuf.StoreCorruptError):
+            open_it(store)
+    diskbuf.repair(store)
+    assert time.monotonic() - began < 10
+    with diskbuf.open(store) as buffer:
+        check(buffer, 0, 100)
 
 
 def test_history_is_kept_from_the_repaired_part_on(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The background thread of a store that is open for writing. Holds no store alive: a forgotten buffer ends it."""
 
+import contextlib
+import queue
 import threading
 import time
 import weakref
@@ -26,28 +28,32 @@ class Keeper:
     """
 
     def __init__(self, kept: Kept, *, sync_seconds: float | None) -> None:
-        self._kept = weakref.ref(kept, lambda _: self._wanted.set())
+        # A SimpleQueue, because its put may be called anywhere: the callback runs where the garbage is collected, perhaps
+        # in this very thread while it waits, and an Event would wait for its own lock there.
+        self._wishes: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._kept = weakref.ref(kept, lambda _: self._wishes.put(None))
         self._sync_seconds = sync_seconds
-        self._wanted = threading.Event()
         self._is_stopping = False
         self._thread = threading.Thread(target=_keep, args=(self._kept, self), name="diskbuf-keeper", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """Asks for a `tend` soon."""
-        self._wanted.set()
+        self._wishes.put(None)
 
     def stop(self) -> None:
         """Ends the thread and waits for what it is doing."""
         self._is_stopping = True
-        self._wanted.set()
+        self._wishes.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def wait(self, due: float | None) -> bool:
         """Waits until asked or due; returns whether to stop."""
-        self._wanted.wait(None if due is None else max(0.0, due - time.monotonic()))
-        self._wanted.clear()
+        with contextlib.suppress(queue.Empty):
+            self._wishes.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+            while True:  # one `tend` grants them all
+                self._wishes.get_nowait()
         return self._is_stopping
 
 
