@@ -1439,3 +1439,15 @@ def test_a_store_opened_again_and_again_does_not_grow(path: Path) -> None:
             pass
     runs = json.loads((path / "zarr.json").read_text())["attributes"]["diskbuf"]["runs"]
     assert len(runs) <= 6
+
+
+def test_a_program_that_ends_without_closing_has_its_steps_flushed(path: Path) -> None:
+    code = """
+        import sys, numpy as np, diskbuf
+        options = diskbuf.StoreOptions(fsync="never")
+        buffer = diskbuf.UniformReplayBuffer(diskbuf.ArraySpec([], "int64"), path=sys.argv[1], options=options)
+        buffer.extend(np.arange(30)[None])
+    """
+    run_python(code, path)
+    manifest = json.loads((path / "zarr.json").read_text())["attributes"]["diskbuf"]
+    assert manifest["next_id"] == 30

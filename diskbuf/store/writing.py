@@ -4,6 +4,7 @@ Two orders carry every promise. Space is reserved, rows are written to all colum
 published. And before rows that the durable record counts are destroyed, the record gives them up on the disk.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import errno
@@ -148,6 +149,8 @@ class WritableStore(Store):
         self._is_record_sure = True  # False when its sync failed: the one on the disk is either that or `_durable`
         self._sealed_to: dict[str, int] = {}
         super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
+        if is_durable:
+            _writable_stores.add(self)
 
     # ---- opening
 
@@ -774,3 +777,14 @@ class _ColumnWriter:
         descriptor, self._descriptor, self._chunk = self._descriptor, -1, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _flush_at_exit() -> None:
+    """Brings what a program that ends without closing has added to the disk."""
+    for store in list(_writable_stores):
+        with contextlib.suppress(Exception):  # closed, or a forked child's
+            store.flush()
+
+
+_writable_stores: "weakref.WeakSet[WritableStore]" = weakref.WeakSet()
+atexit.register(_flush_at_exit)
