@@ -28,7 +28,7 @@ class Keeper:
     """
 
     def __init__(self, kept: Kept, *, sync_seconds: float | None) -> None:
-        # A SimpleQueue, because its put may be called anywhere: the callback runs where garbage is collected, perhaps in
+        # A SimpleQueue, because its put may be called anywhere: the callback runs where garbage is collected, maybe in
         # this very thread while it waits, and an Event would wait for its own lock there.
         self._wishes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._kept = weakref.ref(kept, lambda _: self._wishes.put(None))
