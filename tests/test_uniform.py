@@ -1405,7 +1405,7 @@ def test_what_only_looks_like_an_array_is_refused(size: int) -> None:
         for _ in range(40):
             buffer.add_batch(np.zeros([1, size], bool))
         for leaf in (ArraySpec([1, size], "bool"), np.ma.masked_array(np.zeros([1, size], bool), mask=True)):
-            with pytest.raises(diskbuf.SpecError, match="must be an? (numpy )?array"):
+            with pytest.raises(diskbuf.SpecError, match=r"must be an? (numpy )?array"):
                 buffer.add_batch(leaf)
         assert buffer.next_id == 40
 
@@ -1451,3 +1451,36 @@ def test_a_program_that_ends_without_closing_has_its_steps_flushed(path: Path) -
     run_python(code, path)
     manifest = json.loads((path / "zarr.json").read_text())["attributes"]["diskbuf"]
     assert manifest["next_id"] == 30
+
+
+@pytest.mark.parametrize("call", ["get_next", "gather_all"])
+def test_a_reader_beside_a_writer_at_full_speed_still_gets_its_rows(path: Path, call: str) -> None:
+    """The window moves on by more than the spare chunks while a large read goes on."""
+    write = """
+        import sys, numpy as np, diskbuf
+        options = diskbuf.StoreOptions(chunk_bytes=65536)
+        spec = diskbuf.ArraySpec([64, 64], "uint8")
+        with diskbuf.UniformReplayBuffer(spec, 1, 2000, path=sys.argv[1], options=options) as buffer:
+            steps = np.arange(2000, dtype="uint8")[None, :, None, None].repeat(64, 2).repeat(64, 3)
+            buffer.extend(steps)
+            print("full", flush=True)
+            while True:
+                for number in range(2000):
+                    buffer.add_batch(steps[:, number])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(write), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"full\n"
+        try:
+            with diskbuf.open(path) as reader:
+                for _ in range(5):
+                    if call == "get_next":
+                        frames, info = reader.get_next(3000)
+                        assert (frames[:, 0, 0] == info.ids % 2000 % 256).all()
+                    else:
+                        frames = reader.gather_all()[0]
+                    assert len(frames) > 0
+                    assert (frames == frames[:, :1, :1]).all()
+        finally:
+            writer.kill()

@@ -94,7 +94,9 @@ class Store:
 
     def _warn_of_lost_steps(self, manifest: Manifest, extent: Extent) -> None:
         """Tells of steps that were added but not synced when the machine stopped, or before the store was copied."""
-        counted = manifest.next_id if self._header is None else max(manifest.next_id, self._header.live.next_id)
+        counted = manifest.next_id
+        if self._header is not None and not self._header.is_live:
+            counted = max(counted, self._header.live.next_id)
         if self._only is None and counted > extent.next_id:
             warnings.warn(
                 f"{self.path}: steps up to id {counted} were added, but only those below {extent.next_id} "
