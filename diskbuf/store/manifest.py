@@ -131,7 +131,7 @@ def read_manifest(store: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if (store / STATE_FOLDER).is_dir():
+        if (store / STATE_FOLDER).is_dir() and any(store.rglob("c.*")):
             raise StoreCorruptError(
                 f"{path} must hold the store's manifest, but is missing. Restore that file; "
                 "without it nothing tells what the chunk files beside it hold.",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.store import mapping
-from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
+from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, rot_in
 from diskbuf.store.columns import Column, FileColumn, MappedColumn
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
@@ -108,9 +108,7 @@ class Store:
     def _take(self, manifest: Manifest, extent: Extent) -> None:
         """Takes over what the files say and attaches the chunks of the window."""
         self.manifest = manifest
-        self._unverified = (
-            ChecksumTable.load(self.path / STATE_FOLDER / CHECKSUM_FILE).entries if self._verifies else {}
-        )
+        self._unverified = self._checksums_of(extent) if self._verifies else {}
         header = self._header
         self._words = header.words if header is not None and header.is_live else None
         self._fence = _nothing if header is None else header.fence
@@ -122,6 +120,11 @@ class Store:
             self._make_column(layout, first_chunk=self._static[0] // layout.chunk_rows) for layout in layouts
         ]
         self._attach(self._static)
+
+    def _checksums_of(self, extent: Extent) -> dict[tuple[str, int], Checksum]:
+        """The checksums of rows that are certain; a power cut may have left some of rows that were never synced."""
+        entries = ChecksumTable.load(self.path / STATE_FOLDER / CHECKSUM_FILE).entries
+        return {key: entry for key, entry in entries.items() if entry.first_id + entry.rows <= extent.next_id}
 
     def _set_extent(self, extent: Extent) -> None:
         """Takes over the length limit of the manifest, and the window for stores that no live writer moves."""
