@@ -33,6 +33,7 @@ class ColumnWriter:
         self._reserved = 0
         self._is_hot = False
         self._can_reserve = True
+        self._has_space = False
         self._has_new_names = False
         self.dirty = set(self._column.layout.chunks(min(unsynced_from, next_id), next_id))
 
@@ -96,7 +97,8 @@ class ColumnWriter:
         self._descriptor = descriptor
         self._chunk = chunk
         self._is_hot = is_hot
-        self._reserved = layout.chunk_rows if status.st_blocks * 512 >= layout.chunk_bytes else 0
+        self._has_space = status.st_blocks * 512 >= layout.chunk_bytes
+        self._reserved = 0
 
     def _reserve(self, chunk: int, inside: int) -> None:
         """Reserves space ahead: a quarter of what the column holds, between 64 KiB and 2 MiB, at least a row."""
@@ -108,7 +110,8 @@ class ColumnWriter:
         ahead = min(max(stored // 4, _LEAST_RESERVED_BYTES), _MOST_RESERVED_BYTES)
         stop = min(layout.chunk_rows, inside + max(1, ahead // layout.row_bytes))
         try:
-            os.posix_fallocate(self._descriptor, inside * layout.row_bytes, (stop - inside) * layout.row_bytes)
+            if not self._has_space:
+                os.posix_fallocate(self._descriptor, inside * layout.row_bytes, (stop - inside) * layout.row_bytes)
         except OSError as error:
             if error.errno not in _CANNOT_RESERVE:
                 raise

@@ -266,7 +266,11 @@ class MappedColumn(Column):
 
     def tail(self, first_id: int, count: int, *, descriptor: int, is_hot: bool) -> Tail:
         layout = self.layout
-        if not self.needs_space(is_hot=is_hot):
+        if self.needs_space(is_hot=is_hot):
+            chunk, row = divmod(first_id, layout.chunk_rows)
+            offset = self._position(chunk) + row * layout.row_bytes
+            self._reservation.populate(offset, size=count * layout.row_bytes)
+        else:
             return PwriteTail(
                 descriptor, offset=first_id % layout.chunk_rows * layout.row_bytes, row_bytes=layout.row_bytes
             )
