@@ -18,7 +18,7 @@ from power_cut import Disk
 import diskbuf
 from diskbuf.store import writing
 
-LONGER = 50 if IS_LONG else 1
+LONGER = 10 if IS_LONG else 1
 CUTS = 8  # of each seed
 FSYNCS = ("interval", "always", "never")
 CALLS = [*4 * ["add"], *2 * ["extend"], "flush", "tend", "sync", "clear", "reopen", "longer", "trim", "fail"]
