@@ -126,7 +126,15 @@ class StoreMismatchError(StoreError, ValueError):
 
 
 class StoreFormatError(StoreError, ValueError):
-    """A format that this version can't read."""
+    """A format that this version can't read.
+
+    Attributes:
+        is_newer: Whether a newer version of diskbuf wrote it, which then reads it.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None, is_newer: bool = False) -> None:
+        super().__init__(message, path=path)
+        self.is_newer = is_newer
 
 
 class StoreCorruptError(StoreError, OSError):

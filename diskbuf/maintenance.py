@@ -1,5 +1,6 @@
 """Checking stores and mending them: what is whole, what isn't, and the longest run of steps that is."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,13 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diskbuf.errors import StoreCorruptError
+from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
 from diskbuf.store.header import Extent, LiveHeader
-from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, array_document
-from diskbuf.store.manifest import ZARR_JSON, Manifest, ZarrMetadata, group_document, read_manifest
+from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, array_document
+from diskbuf.store.manifest import (
+    COPY_FILE,
+    ZARR_JSON,
+    Manifest,
+    ZarrMetadata,
+    group_document,
+    promises_copy,
+    read_copy,
+    read_manifest,
+)
 from diskbuf.store.reading import column_layouts, stored_extent
 from diskbuf.store.writing import lock_store
 
@@ -104,11 +114,17 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
     store = local_path(path)
     try:
         found = _examine(store)
-    except StoreCorruptError as error:
-        fault = Fault(path=error.path or str(store), message=str(error))
+    except (StoreCorruptError, StoreFormatError) as error:
+        if isinstance(error, StoreFormatError) and error.is_newer:
+            raise
+        fault = Fault(path=error.path or str(store), message=_one_line(error))
         return VerifyReport(path=str(store), first_id=0, next_id=0, chunks=0, faults=(fault,))
     return VerifyReport(
-        path=str(store), first_id=found.first_id, next_id=found.next_id, chunks=found.chunks, faults=found.faults
+        path=str(store),
+        first_id=found.first_id,
+        next_id=found.next_id,
+        chunks=found.chunks,
+        faults=(*_lock_faults(store), *found.faults),
     )
 
 
@@ -116,7 +132,8 @@ def repair(path: str | os.PathLike[str], dry_run: bool = False, *, lock: bool = 
     """Brings a damaged store to its longest consistent state: the longest run of ids that are whole in every column.
 
     What is taken out is moved to the folder `.diskbuf/quarantine` of the store, not deleted. A second repair finds
-    nothing to do and changes no byte.
+    nothing to do and changes no byte. A zarr.json that is lost or damaged is made anew from the copy of the manifest
+    in `.diskbuf`; where both are good and differ, zarr.json counts.
 
     Args:
         path: The store's folder; no process may have it open for writing.
@@ -131,17 +148,18 @@ def repair(path: str | os.PathLike[str], dry_run: bool = False, *, lock: bool = 
         StoreLockedError: When a process writes it.
         StoreLockUnsupportedError: When its file system doesn't lock files.
         StoreFormatError: When a newer version wrote it.
-        StoreCorruptError: When the manifest itself can't be read, without which nothing can be told.
+        StoreCorruptError: When neither the manifest nor its copy can be read, without which nothing can be told.
         OSError: When a file can't be moved or written.
     """
     store = local_path(path)
-    read_manifest(store)  # makes no lock file where there is no store
-    held = lock_store(store, is_taken=lock)
+    _read_manifests(store)  # makes no lock file where there is no store
+    quarantine = _Quarantine(store, is_dry_run=dry_run)
+    actions = [action for fault in _lock_faults(store) for action in quarantine.take(Path(fault.path))]
+    held = lock_store(store, is_taken=lock and not (dry_run and actions))  # what is in its place can't be locked
     try:
         found = _examine(store)
-        actions: list[str] = []
         if found.faults:
-            actions = list(_mend(store, found, is_dry_run=dry_run))
+            actions += _mend(store, found, is_dry_run=dry_run)
         first_id, next_id = found.whole
         return RepairReport(
             path=str(store),
@@ -167,6 +185,7 @@ def longest_whole_run(path: Path) -> tuple[int, int, tuple[Fault, ...]]:
     Raises:
         StoreCorruptError: When the manifest can't be read.
     """
+    read_manifest(path)  # the copy is for repair; nobody reads rows by it
     found = _examine(path, takes_parts=False)
     return *found.whole, found.faults
 
@@ -181,16 +200,30 @@ class _Findings:
     chunks: int
     faults: tuple[Fault, ...]
     whole: tuple[int, int]
+    remade: tuple[Path, ...]
+    """Files beside the chunks that are to be made anew."""
+    is_manifest_lost: bool
+    """Whether the manifest is the copy's, because zarr.json doesn't hold it."""
 
 
 def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
     """Looks at every file. Rows of short chunk files count as whole when `takes_parts`, as far as they are there."""
-    manifest = read_manifest(store)
+    manifest, manifest_faults = _read_manifests(store)
     layouts = column_layouts(leaves_of(item_format_of(manifest)), manifest, path=store)
+    root = store / ZARR_JSON
+    is_manifest_lost = any(fault.path == str(root) for fault in manifest_faults)
     extent, header_faults = _read_extent(store, manifest, layouts)
     first_id = manifest.oldest_id if manifest.keep_history else extent.floor
     table, table_faults = _read_checksums(store)
-    faults = [*header_faults, *table_faults, *_document_faults(store, layouts)]
+    beside = [
+        *manifest_faults,
+        *header_faults,
+        *table_faults,
+        *_document_faults(store, layouts, certain_id=min(manifest.next_id, extent.next_id)),
+    ]
+    if not is_manifest_lost:
+        beside += _root_faults(store, ZarrMetadata(store, layouts), manifest)
+    faults = [*beside, *_count_faults(store, manifest, extent)]
     chunks = 0
     for layout in layouts:
         expected = layout.chunks(first_id, extent.next_id)
@@ -211,6 +244,52 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
         chunks=chunks,
         faults=tuple(faults),
         whole=longest_gap(first_id, extent.next_id, bad),
+        remade=tuple(dict.fromkeys(Path(fault.path) for fault in beside)),
+        is_manifest_lost=is_manifest_lost,
+    )
+
+
+def _read_manifests(store: Path) -> tuple[Manifest, list[Fault]]:
+    """The manifest, from its copy when zarr.json doesn't hold it, and what is wrong with either of them."""
+    path, copy_path = store / ZARR_JSON, store / STATE_FOLDER / COPY_FILE
+    try:
+        manifest = read_manifest(store)
+    except (StoreCorruptError, StoreFormatError) as error:
+        return _lost_manifest(store, error), [Fault(path=str(path), message=_one_line(error))]
+    try:
+        copy = read_copy(store)
+    except (StoreCorruptError, StoreFormatError) as error:
+        return manifest, [Fault(path=str(copy_path), message=_one_line(error))]
+    message = None
+    if copy is None and promises_copy(store):
+        message = f"{copy_path} must hold a copy of the manifest, but is missing."
+    elif copy is not None and _identity(copy) != _identity(manifest):
+        message = f"{copy_path} must hold a copy of the manifest in {path}, but is that of another store."
+    return manifest, [] if message is None else [Fault(path=str(copy_path), message=message)]
+
+
+def _lost_manifest(store: Path, problem: StoreCorruptError | StoreFormatError) -> Manifest:
+    """The manifest as its copy has it, when there is a problem with zarr.json."""
+    if isinstance(problem, StoreFormatError) and problem.is_newer:
+        raise problem
+    try:
+        copy = read_copy(store)
+    except StoreCorruptError as error:
+        raise StoreCorruptError(
+            f"{store / ZARR_JSON} must hold the store's manifest and {error.path} a copy, but both are damaged. "
+            "Restore one of them.",
+            path=str(store / ZARR_JSON),
+        ) from problem
+    if copy is None:
+        raise problem
+    return copy
+
+
+def _identity(manifest: Manifest) -> tuple[object, ...]:
+    """What never changes in the life of a store; the rest of a copy may be one commit ahead, or behind old versions."""
+    return (
+        *(manifest.kind, manifest.spec, manifest.batch_size, manifest.keep_history, manifest.chunk_rows),
+        *(manifest.created, manifest.format, manifest.layout, manifest.codec),
     )
 
 
@@ -245,27 +324,34 @@ def _read_extent(store: Path, manifest: Manifest, layouts: list[ColumnLayout]) -
     except (StoreCorruptError, OSError) as error:
         return stored_extent(manifest, None), [Fault(path=str(header_path), message=_one_line(error))]
     try:
-        extent = stored_extent(manifest, header)
         most = _most_held(store, layouts)
-        if extent.next_id > most:
-            for other in (header.durable, stored_extent(manifest, None)):
-                if other is not None and other.next_id <= most:
-                    message = (
-                        f"live header {header_path} counts ids up to {extent.next_id}, far behind the last chunk file."
-                    )
-                    return other, [Fault(path=str(header_path), message=message)]
-    except StoreCorruptError as error:
-        return stored_extent(manifest, None), [Fault(path=str(header_path), message=_one_line(error))]
+        try:
+            extent = stored_extent(manifest, header)
+        except StoreCorruptError as error:
+            problem = _one_line(error)
+        else:
+            if extent.next_id <= most:
+                return extent, []
+            problem = f"live header {header_path} counts ids up to {extent.next_id}, far behind the last chunk file."
+        # Whichever counts more is newer; on another boot the record is the lower one, and counts alone.
+        known = [stored_extent(manifest, None)]
+        if (durable := header.durable) is not None and 0 <= durable.floor <= durable.next_id <= most:
+            known.append(durable)
+        found = max(known, key=lambda extent: (extent.next_id, extent.floor)) if header.is_live else known[-1]
     finally:
         header.close()
-    faults = []
+    length = manifest.max_length
+    floor = found.floor if length is None else max(found.floor, found.next_id - length)
+    return dataclasses.replace(found, floor=floor), [Fault(path=str(header_path), message=problem)]
+
+
+def _count_faults(store: Path, manifest: Manifest, extent: Extent) -> Iterator[Fault]:
     if manifest.next_id > extent.next_id:
         message = (
             f"{store / ZARR_JSON} counts steps up to id {manifest.next_id}, "
             f"but only those below {extent.next_id} are certain to be whole."
         )
-        faults.append(Fault(path=str(store / ZARR_JSON), message=message))
-    return extent, faults
+        yield Fault(path=str(store / ZARR_JSON), message=message)
 
 
 def _most_held(store: Path, layouts: list[ColumnLayout]) -> int:
@@ -273,6 +359,13 @@ def _most_held(store: Path, layouts: list[ColumnLayout]) -> int:
     return max(
         (max(_present_chunks(store, layout, range(2**62)), default=0) + 2) * layout.chunk_rows for layout in layouts
     )
+
+
+def _lock_faults(store: Path) -> Iterator[Fault]:
+    """What is in the place of the lock file and can't be locked; what is in the file never matters."""
+    path = store / STATE_FOLDER / LOCK_FILE
+    if os.path.lexists(path) and not path.is_file():
+        yield Fault(path=str(path), message=f"lock {path} must be a file, but is something else.")
 
 
 def _read_checksums(store: Path) -> tuple[ChecksumTable, list[Fault]]:
@@ -283,7 +376,7 @@ def _read_checksums(store: Path) -> tuple[ChecksumTable, list[Fault]]:
         return ChecksumTable(path), [Fault(path=str(path), message=_one_line(error))]
 
 
-def _document_faults(store: Path, layouts: list[ColumnLayout]) -> Iterator[Fault]:
+def _document_faults(store: Path, layouts: list[ColumnLayout], *, certain_id: int) -> Iterator[Fault]:
     expected = {layout.file_path: array_document(layout) for layout in layouts}
     parents = {parent.as_posix() for layout in layouts for parent in Path(layout.file_path).parents} - {"."}
     expected |= {parent: group_document() for parent in parents}
@@ -291,13 +384,49 @@ def _document_faults(store: Path, layouts: list[ColumnLayout]) -> Iterator[Fault
         path = store / file_path / ZARR_JSON
         try:
             found = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             yield Fault(path=str(path), message=f"{path} must be zarr metadata, but can't be read: {_one_line(error)}")
             continue
-        if _without_length(found) != _without_length(json.loads(json.dumps(document))):
+        is_short = (
+            "shape" in document and _length(found) < certain_id
+        )  # it is written before the manifest: may be ahead
+        if is_short or _without_length(_bare(found)) != _without_length(_bare(json.loads(json.dumps(document)))):
             yield Fault(
                 path=str(path), message=f"{path} must describe {file_path!r} as the manifest does, but doesn't."
             )
+
+
+def _root_faults(store: Path, metadata: ZarrMetadata, manifest: Manifest) -> Iterator[Fault]:
+    """What is wrong with the group's own metadata. A program that rewrote it may have left the list of arrays out."""
+    path = store / ZARR_JSON
+    expected = json.loads(json.dumps(metadata.root_document(manifest)))
+    found = json.loads(path.read_bytes())
+    if found.get("consolidated_metadata") is None:
+        found["consolidated_metadata"] = expected["consolidated_metadata"]
+    if _bare(found) != _bare(expected):
+        yield Fault(path=str(path), message=f"{path} must list the arrays as the manifest does, but doesn't.")
+
+
+def _bare(document: Any) -> Any:
+    """Zarr metadata without what is others': attributes, and the empty lists that zarr-python gives inner groups."""
+    if not isinstance(document, dict):
+        return document
+    bare = {key: value for key, value in document.items() if key != "attributes"}
+    listed = bare.get("consolidated_metadata")
+    if isinstance(listed, dict) and isinstance(listed.get("metadata"), dict):
+        members = {name: _bare(member) for name, member in listed["metadata"].items()}
+        bare["consolidated_metadata"] = listed | {"metadata": members}
+        if not members:
+            del bare["consolidated_metadata"]
+    return bare
+
+
+def _length(document: Any) -> int:
+    """The length in an array's metadata, -1 where there is none."""
+    with contextlib.suppress(TypeError, LookupError):
+        length = document["shape"][0]
+        return length if type(length) is int else -1
+    return -1
 
 
 def _without_length(document: Any) -> Any:
@@ -379,14 +508,10 @@ def _mend(store: Path, found: _Findings, *, is_dry_run: bool) -> Iterator[str]:
     quarantine = _Quarantine(store, is_dry_run=is_dry_run)
     for layout in found.layouts:
         yield from _mend_chunks(store, layout, found, quarantine)
-    for path in (store / STATE_FOLDER / HEADER_FILE, store / STATE_FOLDER / CHECKSUM_FILE):
-        if any(fault.path == str(path) for fault in found.faults):
-            yield from quarantine.take(path)
-    for layout in found.layouts:
-        for folder in (Path(layout.file_path), *Path(layout.file_path).parents):
-            path = store / folder / ZARR_JSON
-            if folder != Path() and any(fault.path == str(path) for fault in found.faults):
-                yield from quarantine.take(path)
+    for path in found.remade:
+        # The only file that tells what the store is stays where it is until it is replaced.
+        is_needed = path == store / ZARR_JSON and not found.is_manifest_lost
+        yield from quarantine.copy(path) if is_needed else quarantine.take(path)
     yield f"write metadata for ids {first_id} to {next_id}"
     if not is_dry_run:
         _write_state(store, found)
@@ -429,6 +554,7 @@ def _write_state(store: Path, found: _Findings) -> None:
     try:
         header.write_durable(extent, sync=True)
         header.begin(extent)
+        header.seal()
     finally:
         header.close()
     metadata.commit(
@@ -469,6 +595,7 @@ class _Quarantine:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
             files.sync_file(target)
+            files.sync_folder(target.parent)
 
     def _target(self, path: Path) -> Path:
         target = self.store / STATE_FOLDER / QUARANTINE_FOLDER / path.relative_to(self.store)

@@ -20,6 +20,7 @@ from crash_writer import (
 )
 
 import diskbuf
+from diskbuf.store.manifest import read_manifest
 
 SMALL = Shape(lanes=1, max_length=6, chunk_bytes=32, fsync_seconds=3600.0)
 FSYNCS = ("interval", "always", "never")
@@ -117,6 +118,21 @@ def test_a_writer_killed_at_any_line_leaves_every_acknowledged_step(
         with diskbuf.open(killed.store) as reader:
             killed.counters.assert_agree(assert_whole(reader, shape), shape.length)
         assert_goes_on(killed.store, shape)
+
+
+def test_a_killed_writers_store_that_loses_zarr_json_is_repaired_with_every_run_known(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    write_base(tmp_path, SMALL, 10)
+    for killed in killed_at_each_line(tmp_path, nursery, SMALL, "--script", "add*3,flush,extend*9", third=0):
+        runs = read_manifest(killed.store).runs
+        (killed.store / "zarr.json").unlink()
+        next_id = diskbuf.repair(killed.store).next_id
+        known = read_manifest(killed.store).runs
+        assert {run for run in runs if run < next_id} <= set(known), "else a sequence could span a restart"
+        with diskbuf.open(killed.store) as reader:
+            killed.counters.assert_agree(assert_whole(reader, SMALL), SMALL.length)
+        assert_goes_on(killed.store, SMALL)
 
 
 @pytest.mark.parametrize("fsync", FSYNCS)

@@ -58,12 +58,14 @@ def edit_manifest(store: Path, **changes: Any) -> None:
     path = store / "zarr.json"
     document = json.loads(path.read_bytes())
     document["attributes"]["diskbuf"] |= changes
+    document["attributes"].pop("diskbuf_crc32", None)
     path.write_text(json.dumps(document))
 
 
 def edit_header(store: Path, **words: int) -> None:
     path = store / ".diskbuf" / "live"
     page = bytearray(path.read_bytes())
+    page[80:88] = bytes(8)  # not closed, so that its words are not sealed
     for name, value in words.items():
         offset = 8 * {"generation": 5, "floor": 6, "next_id": 7, "device": 8, "inode": 9}[name]
         page[offset : offset + 8] = value.to_bytes(8, "little", signed=True)

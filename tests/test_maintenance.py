@@ -164,19 +164,6 @@ def test_a_damaged_file_beside_the_chunks_is_named_and_made_anew(
         check(buffer, 0, 100)
 
 
-@pytest.mark.parametrize("damage", [empty, halve])
-def test_a_damaged_manifest_is_named_and_repair_says_that_it_cannot(
-    store: Path, damage: Callable[[Path], None]
-) -> None:
-    damage(store / "zarr.json")
-    assert [fault.path for fault in diskbuf.verify(store).faults] == [str(store / "zarr.json")]
-    before = contents(store)
-    for act in (diskbuf.open, diskbuf.repair):
-        with pytest.raises(diskbuf.StoreCorruptError, match=r"zarr\.json"):
-            act(store)
-    assert contents(store) == before
-
-
 def chunk_files(store: Path) -> list[Path]:
     return sorted(path for path in store.rglob("c.*") if path.is_file())
 

@@ -156,4 +156,5 @@ def test_a_flush_syncs_data_then_replaces_metadata_file_rename_folder_then_the_r
         assert during[number - 1] == ("fsync", [temporary])
         assert during[number + 1] == ("fsync", [str(Path(target).parent)])
     assert Path(during[renames[-1]][1][1]) == store / "zarr.json", "the manifest is replaced last"
+    assert Path(during[renames[-2]][1][1]) == store / ".diskbuf" / "manifest.json", "its copy right before"
     assert during[-1][0] in {"fsync", "fdatasync"}, "the record counts what is on the disk by then"

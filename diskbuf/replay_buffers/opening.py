@@ -13,7 +13,7 @@ from diskbuf.options import StoreOptions
 from diskbuf.replay_buffers.items import ItemFormat
 from diskbuf.store.header import LiveHeader
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
-from diskbuf.store.manifest import ZARR_JSON, Manifest, read_manifest
+from diskbuf.store.manifest import ZARR_JSON, Manifest, has_copy, read_manifest
 from diskbuf.store.reading import Store
 from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
@@ -241,6 +241,8 @@ def _taken(path: Path, what: str, *, advice: str = "Choose another path.") -> St
 
 def _check_unused(path: Path) -> None:
     """Refuses to make a store over one that has rows but lost its manifest."""
+    if has_copy(path):
+        read_manifest(path)  # says what to do
     header_path = path / STATE_FOLDER / HEADER_FILE
     if not header_path.exists():
         return

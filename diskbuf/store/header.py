@@ -5,6 +5,7 @@
     word  8-9 the file's device and inode: in a copy of it the live words say nothing of the copied chunks
     word 2-3 boot id             word  6  floor: no id below it is in the window
                                  word  7  next id: the commit. A step is there for every process once this has passed it
+    word 10-11 the seal of the last close: its epoch, and the crc of generation, floor and next id then
     512, 1024                    the durable record, twice, written in turn: sequence, generation, floor, next id, crc
 
 The window follows from two words that only grow, so no moment shows half of a change: it is
@@ -26,7 +27,7 @@ from diskbuf.errors import StoreCorruptError
 from diskbuf.store import files
 
 HEADER_BYTES = 4096
-EPOCH, GENERATION, FLOOR, NEXT, DEVICE, INODE = 4, 5, 6, 7, 8, 9
+EPOCH, GENERATION, FLOOR, NEXT, DEVICE, INODE, SEAL_EPOCH, SEAL = 4, 5, 6, 7, 8, 9, 10, 11
 _INT64 = 2**63 - 1
 _MAGIC = int.from_bytes(b"diskbuf1", "little")
 _PAGE_LAYOUT = 1
@@ -122,12 +123,37 @@ class LiveHeader:
 
         The epoch goes last: a reader of the new epoch sees the new words.
         """
+        self.unseal()
         for word, value in ((GENERATION, extent.generation), (FLOOR, extent.floor), (NEXT, extent.next_id)):
             self.words[word] = value
         self.words[DEVICE], self.words[INODE] = self._identity()
         self._page[16:32] = files.boot_id()
         self.fence()
         self.words[EPOCH] += 1
+
+    def seal(self) -> None:
+        """Says that the live words stay as they are until the next opening for writing."""
+        self.words[SEAL] = _seal_of(self.live)
+        self.fence()
+        self.words[SEAL_EPOCH] = self.words[EPOCH]
+
+    def unseal(self) -> None:
+        """Says that the live words are about to change."""
+        self.words[SEAL_EPOCH] = 0
+        self.fence()
+
+    def is_broken(self) -> bool:
+        """Whether the live words are sealed and are not those that were; a writer that comes or goes breaks nothing."""
+        before = self._read_seal()
+        self.fence()
+        live = self.live
+        self.fence()
+        epoch, seal = before
+        is_sealed = 0 != epoch == self.words[EPOCH]
+        return is_sealed and seal != _seal_of(live) and before == self._read_seal()
+
+    def _read_seal(self) -> tuple[int, int]:
+        return self.words[SEAL_EPOCH], self.words[SEAL]
 
     def write_durable(self, extent: Extent, *, sync: bool) -> None:
         """Records which ids are on the disk, over the older of the two copies, and syncs the page."""
@@ -164,6 +190,10 @@ def _fence() -> None:
     """Taking and leaving a lock is the one barrier that Python offers."""
     with _fence_lock:
         pass
+
+
+def _seal_of(extent: Extent) -> int:
+    return zlib.crc32(struct.pack("<qqq", extent.generation, extent.floor, extent.next_id))
 
 
 def _pack_record(page: bytearray | memoryview, sequence: int, extent: Extent) -> None:

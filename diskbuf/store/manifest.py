@@ -1,7 +1,15 @@
-"""The manifest: what a store is, as JSON in the attributes of its zarr group; written with the zarr metadata."""
+"""The manifest: what a store is, as JSON in the attributes of its zarr group; written with the zarr metadata.
+
+It is there twice. ``zarr.json`` counts; the copy in ``.diskbuf/manifest.json`` is what `diskbuf.repair` makes it anew
+from. Once a store is made, each commit writes the copy before ``zarr.json``: both are true then, and a crash in between
+leaves a copy that is one commit ahead, never one that lacks a run of the other. Both carry a checksum. A manifest
+without one was written before there were any.
+"""
 
 import dataclasses
 import json
+import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +19,8 @@ from diskbuf.store.layout import STATE_FOLDER, ColumnLayout, array_document
 
 FORMAT = 1
 ZARR_JSON = "zarr.json"
+COPY_FILE = "manifest.json"
+_CHECKSUM = "diskbuf_crc32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +89,7 @@ class Manifest:
                 f"store format must be at most {FORMAT}, which diskbuf of this version reads, got {written} in {path}, "
                 f"written by diskbuf {value.get('package_version')}. Update diskbuf.",
                 path=str(path),
+                is_newer=True,
             )
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(value, dict) or set(value) != names or type(written) is not int or written < 1:
@@ -124,16 +135,17 @@ def read_manifest(store: Path) -> Manifest:
 
     Raises:
         StoreNotFoundError: When there is no store.
-        StoreCorruptError: When its zarr.json can't be read or isn't JSON.
+        StoreCorruptError: When its zarr.json can't be read, isn't JSON, or isn't what was written.
         StoreFormatError: When a newer version wrote it, or the manifest isn't whole.
     """
     path = store / ZARR_JSON
+    advice = "Run diskbuf.repair" if has_copy(store) else "Restore that file"
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if (store / STATE_FOLDER).is_dir() and any(store.rglob("c.*")):
+        if has_copy(store) or ((store / STATE_FOLDER).is_dir() and any(store.rglob("c.*"))):
             raise StoreCorruptError(
-                f"{path} must hold the store's manifest, but is missing. Restore that file; "
+                f"{path} must hold the store's manifest, but is missing. {advice}; "
                 "without it nothing tells what the chunk files beside it hold.",
                 path=str(path),
             ) from error
@@ -144,29 +156,103 @@ def read_manifest(store: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise StoreCorruptError(
-            f"{path} must be a file that can be read, got {error.strerror}. Restore that file.", path=str(path)
+            f"{path} must be a file that can be read, got {error.strerror}. {advice}.", path=str(path)
         ) from error
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise StoreCorruptError(
             f"{path} must be JSON, got {len(text)} bytes that are not ({error}). "
-            "Restore that file; the rows are in the chunk files beside it.",
+            f"{advice}; the rows are in the chunk files beside it.",
             path=str(path),
         ) from error
     attributes = document.get("attributes") if isinstance(document, dict) else None
     if not isinstance(attributes, dict) or "diskbuf" not in attributes:
+        if has_copy(store):
+            raise StoreCorruptError(f"{path} must hold the store's manifest, but doesn't. {advice}.", path=str(path))
         raise StoreNotFoundError(
             f"cannot open {store}: its zarr.json is not one of diskbuf's. Give the path of a diskbuf store.",
             path=str(store),
         )
-    return Manifest.from_json(attributes["diskbuf"], path=path)
+    return _checked(attributes, path=path, advice=advice)
+
+
+def read_copy(store: Path) -> Manifest | None:
+    """Reads the copy of a store's manifest.
+
+    Args:
+        store: The store's folder.
+
+    Returns:
+        The manifest as of the last commit or the one that was under way; None when there is no copy.
+
+    Raises:
+        StoreCorruptError: When the copy can't be read, isn't JSON, or isn't what was written.
+        StoreFormatError: When a newer version wrote it, or it isn't whole.
+    """
+    path = _copy_path(store)
+    advice = "Run diskbuf.repair"
+    if not has_copy(store):
+        return None
+    try:
+        attributes = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise StoreCorruptError(
+            f"{path} must hold a copy of the manifest, but can't be read: {what}. {advice}.", path=str(path)
+        ) from error
+    if not isinstance(attributes, dict) or not {"diskbuf", _CHECKSUM} <= set(attributes):
+        raise StoreCorruptError(
+            f"{path} must hold a copy of the manifest and its checksum, but doesn't. {advice}.", path=str(path)
+        )
+    return _checked(attributes, path=path, advice=advice)
+
+
+def has_copy(store: Path) -> bool:
+    """Whether there is something in the place of the manifest's copy: only where the store was once whole."""
+    return os.path.lexists(_copy_path(store))
+
+
+def promises_copy(store: Path) -> bool:
+    """Whether the zarr.json of a store, which can be read, was written together with a copy of its manifest."""
+    attributes = json.loads((store / ZARR_JSON).read_bytes())["attributes"]
+    return _CHECKSUM in attributes and bool(attributes["diskbuf"]["runs"])  # a store that was only made has no runs
+
+
+def _copy_path(store: Path) -> Path:
+    return store / STATE_FOLDER / COPY_FILE
+
+
+def _attributes_of(manifest: Manifest) -> dict[str, Any]:
+    value = manifest.to_json()
+    return {"diskbuf": value, _CHECKSUM: _checksum_of(value)}
+
+
+def _checksum_of(value: Any) -> str:
+    """CRC-32 (as in zlib) of the JSON, however a program that rewrote the file has spaced and ordered it."""
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True, separators=(',', ':')).encode()):08x}"
+
+
+def _checked(attributes: dict[str, Any], *, path: Path, advice: str) -> Manifest:
+    value = attributes["diskbuf"]
+    try:
+        found = _checksum_of(value)
+    except RecursionError:
+        found = "none"
+    if _CHECKSUM in attributes and attributes[_CHECKSUM] != found:
+        raise StoreCorruptError(
+            f"manifest in {path} must have checksum {attributes[_CHECKSUM]!s:.20}, has {found}: it was changed after "
+            f"it was written. {advice}.",
+            path=str(path),
+        )
+    return Manifest.from_json(value, path=path)
 
 
 class ZarrMetadata:
     """The zarr.json files of a store: one per column and group, and the root's, which also carries the manifest.
 
-    The root's is replaced last, so a manifest never counts rows that the arrays beside it don't have.
+    The root's is replaced last, so a manifest never counts rows that the arrays beside it don't have; the copy of the
+    manifest goes right before it.
 
     Args:
         store: The store's folder.
@@ -209,30 +295,44 @@ class ZarrMetadata:
             if sync:
                 files.sync_folder(self.store / group)
 
-    def commit(self, manifest: Manifest, *, sync: bool) -> None:
+    def commit(self, manifest: Manifest, *, sync: bool, with_copy: bool = True) -> None:
         """Writes the arrays' lengths and then the manifest.
+
+        Args:
+            manifest: What the store is and holds.
+            sync: Whether it is on the disk when this returns.
+            with_copy: Whether the manifest's copy is written too; not while the store is being made, so that a copy
+                without zarr.json always tells of a store that lost it.
 
         Raises:
             OSError: When a file can't be written; each file is then the old one or the new one.
         """
+        root = self.root_document(manifest)
         for file_path, document in self._arrays.items():
-            document["shape"][0] = manifest.next_id
             files.replace_file(self.store / file_path / ZARR_JSON, _dump(document), sync=sync)
+        if with_copy:
+            files.replace_file(_copy_path(self.store), _dump(_attributes_of(manifest)), sync=sync)
+        files.replace_file(self.store / ZARR_JSON, _dump(root), sync=sync)
+
+    def root_document(self, manifest: Manifest) -> dict[str, Any]:
+        """The zarr v3 metadata of the store's group; the arrays' lengths are then the manifest's."""
+        for document in self._arrays.values():
+            document["shape"][0] = manifest.next_id
         members = {group: group_document() for group in self._groups()} | self._arrays
-        root = group_document() | {
-            "attributes": {"diskbuf": manifest.to_json()},
+        return group_document() | {
+            "attributes": _attributes_of(manifest),
             "consolidated_metadata": {
                 "kind": "inline",
                 "must_understand": False,
                 "metadata": dict(sorted(members.items())),
             },
         }
-        files.replace_file(self.store / ZARR_JSON, _dump(root), sync=sync)
 
     def remove_temporaries(self) -> None:
         """Removes what a process killed while it replaced a document may have left."""
         for folder in (*self._arrays, *self._groups(), ""):
             files.temporary_of(self.store / folder / ZARR_JSON).unlink(missing_ok=True)
+        files.temporary_of(_copy_path(self.store)).unlink(missing_ok=True)
 
     def _groups(self) -> list[str]:
         """Paths of the groups between the root and the columns, outer ones first."""
@@ -263,5 +363,7 @@ def _is_power_of_two(number: int) -> bool:
 
 def _not_whole(path: Path, what: str) -> StoreFormatError:
     return StoreFormatError(
-        f"manifest in {path} must be a whole one of format {FORMAT}, but it {what}. Restore that file.", path=str(path)
+        f"manifest in {path} must be a whole one of format {FORMAT}, but it {what}. Restore that file, "
+        "or run diskbuf.repair.",
+        path=str(path),
     )

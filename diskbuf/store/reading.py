@@ -451,6 +451,12 @@ def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
                 "Delete that file to go on from the last commit in zarr.json.",
                 path=str(header.path),
             )
+        if header.is_live and header.is_broken():
+            raise StoreCorruptError(
+                f"live header {header.path} must hold the ids that it held when the store was closed, "
+                f"got {extent.floor} and {extent.next_id}. Run diskbuf.repair.",
+                path=str(header.path),
+            )
     next_id = max(extent.next_id, extent.floor)
     floor = extent.floor if manifest.max_length is None else max(extent.floor, next_id - manifest.max_length)
     return Extent(generation=extent.generation, floor=floor, next_id=next_id)

@@ -83,7 +83,7 @@ def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync
     if sync:  # all names before the manifest's, with which it is a store that others go on with
         files.sync_folder(path)
         files.sync_folder(path.parent)
-    metadata.commit(manifest, sync=sync)
+    metadata.commit(manifest, sync=sync, with_copy=False)
 
 
 class WritableStore(Store):
@@ -181,6 +181,7 @@ class WritableStore(Store):
         self._documents = ZarrMetadata.read(self.path, self._layouts)
         self._checksums = self._load_checksums(extent.next_id)
 
+        header.unseal()
         # The floor of the old length goes first: a longer length must never bring back rows that are gone.
         # And no id counts that the live words don't have: its append failed or never returned, others will come for it.
         self._record(
@@ -588,6 +589,8 @@ class WritableStore(Store):
 
     def _let_go(self) -> None:
         with self._appending_alone(), contextlib.ExitStack() as stack:  # the lock is freed whatever else fails
+            if self._is_ours and self._writers and self._header is not None:
+                self._header.seal()
             self._is_ours = False
             self._ahead = _NOTHING_AHEAD
             stack.callback(self._lock_file.close)
