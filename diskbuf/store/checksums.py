@@ -3,9 +3,10 @@
 import dataclasses
 import io
 import os
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diskbuf.errors import StoreCorruptError
 from diskbuf.store import files
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 CHECKSUM_FILE = "checksums.arrow"
 _PIECE_BYTES = 2**20
+_OWN_CHECKSUM = b"crc32"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,13 +65,18 @@ class ChecksumTable:
 
         try:
             with pa.OSFile(os.fspath(path), "rb") as source:
-                columns = pa.ipc.open_file(source).read_all().to_pydict()
+                table = pa.ipc.open_file(source).read_all()
+            table.validate(full=True)
+            columns = table.to_pydict()
+            expected = (table.schema.metadata or {}).get(_OWN_CHECKSUM)  # None in a table written before there was one
+            if expected is not None and expected != _checksum_of_table(columns):
+                raise ValueError("it was changed after it was written")
             rows = zip(*(columns[name] for name in _schema().names), strict=True)
             entries = {
                 (column, chunk): Checksum(first_id=first_id, rows=count, bytes=size, crc32c=crc)
                 for column, chunk, first_id, count, size, crc in rows
             }
-        except (pa.ArrowInvalid, OSError, KeyError, ValueError) as error:
+        except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError) as error:
             raise StoreCorruptError(
                 f"{path} must be a whole Arrow file of checksums, but can't be read: {' '.join(str(error).split())}. "
                 "Delete that file to go on without the checksums, or run diskbuf.repair.",
@@ -114,7 +121,8 @@ class ChecksumTable:
             "chunk": [chunk for _, chunk in keys],
             **{field.name: [getattr(entry, field.name) for entry in entries] for field in dataclasses.fields(Checksum)},
         }
-        table = pa.table(columns, schema=_schema())
+        schema = _schema().with_metadata({_OWN_CHECKSUM: _checksum_of_table(columns)})
+        table = pa.table(columns, schema=schema)
         sink = io.BytesIO()
         with pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
@@ -169,6 +177,11 @@ def rot_in(path: Path, layout: ColumnLayout, chunk: int, expected: Checksum) -> 
     if found == expected:
         return None
     return f"must have checksum {expected.crc32c:08x} over its first {expected.bytes} bytes, has {found.crc32c:08x}"
+
+
+def _checksum_of_table(columns: Mapping[str, Any]) -> bytes:
+    """CRC-32 (as in zlib) of the values: a wrong one would put the blame on a chunk that is whole."""
+    return b"%08x" % zlib.crc32(repr([columns[name] for name in _schema().names]).encode())
 
 
 def _schema() -> "pa.Schema":
