@@ -7,12 +7,17 @@ import json
 import os
 import shutil
 import stat
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path
+from diskbuf.row_rules import rules_of
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
 from diskbuf.store.header import Extent, LiveHeader
@@ -27,9 +32,10 @@ from diskbuf.store.manifest import (
     read_copy,
     read_manifest,
 )
-from diskbuf.store.reading import column_layouts, stored_extent
+from diskbuf.store.reading import Store, column_layouts, stored_extent
 from diskbuf.store.writing import lock_store
 
+_PIECE_BYTES = 2**22
 QUARANTINE_FOLDER = "quarantine"
 
 
@@ -42,12 +48,25 @@ class Fault:
         message: What is wrong with it, in one line.
         first_id: First id whose rows it takes away, None when no rows are lost by it.
         next_id: End of these ids, exclusive.
+        leaf: Path of the leaf that holds wrong values; None, like the rest, when it isn't about values.
+        step_id: The lowest id with a wrong value; the file is the one that holds it.
+        lane: Its lane.
+        count: Steps with wrong values, all lanes together.
     """
 
     path: str
     message: str
     first_id: int | None = None
     next_id: int | None = None
+    leaf: str | None = None
+    step_id: int | None = None
+    lane: int | None = None
+    count: int | None = None
+
+    @property
+    def ids(self) -> tuple[int, int] | None:
+        """(first_id, next_id), None when no rows are lost by it."""
+        return None if self.first_id is None or self.next_id is None else (self.first_id, self.next_id)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +79,7 @@ class VerifyReport:
         next_id: End of the window, exclusive.
         chunks: Chunk files that were looked at.
         faults: What is wrong, none when the store is clean.
+        steps: Ids whose values were looked at.
     """
 
     path: str
@@ -67,6 +87,7 @@ class VerifyReport:
     next_id: int
     chunks: int
     faults: tuple[Fault, ...]
+    steps: int = 0
 
     @property
     def is_clean(self) -> bool:
@@ -95,14 +116,22 @@ class RepairReport:
     is_dry_run: bool
 
 
-def verify(path: str | os.PathLike[str]) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, values: bool = False) -> VerifyReport:
     """Checks that every file of a store is there, whole and in agreement with the others. Changes nothing.
 
     A store that is being written may change between two looks; verify it again when it reports a chunk that was
     evicted meanwhile.
 
+    With `values` it also reads every whole row of the window, a few MiB at a time. Values outside the bounds of their
+    spec are faults, as is NaN in a bounded leaf. So are step types that contradict each other: other values than 0
+    (FIRST), 1 (MID) and 2 (LAST), a LAST row that is not followed by a FIRST one or a FIRST one behind another row, and
+    a row that is neither what the row before it said would come nor FIRST. FIRST may come at any time, because a driver
+    begins new episodes after an exception; and nothing is asked of the first row of a run. `repair` leaves all that
+    as it is: these rows are what was added.
+
     Args:
         path: The store's folder.
+        values: Whether to look at the values too.
 
     Returns:
         What is wrong, file by file.
@@ -119,12 +148,14 @@ def verify(path: str | os.PathLike[str]) -> VerifyReport:
             raise
         fault = Fault(path=error.path or str(store), message=_one_line(error))
         return VerifyReport(path=str(store), first_id=0, next_id=0, chunks=0, faults=(fault,))
+    steps, value_faults = _look_at_values(store, found) if values else (0, [])
     return VerifyReport(
         path=str(store),
         first_id=found.first_id,
         next_id=found.next_id,
         chunks=found.chunks,
-        faults=(*_lock_faults(store), *found.faults),
+        faults=(*_lock_faults(store), *found.faults, *value_faults),
+        steps=steps,
     )
 
 
@@ -200,6 +231,8 @@ class _Findings:
     chunks: int
     faults: tuple[Fault, ...]
     whole: tuple[int, int]
+    damaged: list[tuple[int, int]]
+    """Ids of chunks that are missing or not as they must be, also where some of their rows are whole."""
     remade: tuple[Path, ...]
     """Files beside the chunks that are to be made anew."""
     is_manifest_lost: bool
@@ -224,17 +257,19 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
     if not is_manifest_lost:
         beside += _root_faults(store, ZarrMetadata(store, layouts), manifest)
     faults = [*beside, *_count_faults(store, manifest, extent)]
-    chunks = 0
+    chunks, damaged = 0, []
     for layout in layouts:
         expected = layout.chunks(first_id, extent.next_id)
         present = _present_chunks(store, layout, expected)
-        faults += _missing_faults(store, layout, expected, present, extent.next_id)
+        missing = list(_missing_faults(store, layout, expected, present, extent.next_id))
+        faults += missing
+        damaged += [ids for fault in missing if (ids := fault.ids)]
         chunks += len(present)
         for chunk in present:
-            faults += _chunk_faults(store, layout, chunk, extent.next_id, table=table, takes_parts=takes_parts)
-    bad = [
-        (fault.first_id, fault.next_id) for fault in faults if fault.first_id is not None and fault.next_id is not None
-    ]
+            found = list(_chunk_faults(store, layout, chunk, extent.next_id, table=table, takes_parts=takes_parts))
+            faults += found
+            damaged += [(chunk * layout.chunk_rows, (chunk + 1) * layout.chunk_rows) for _ in found]
+    bad = [ids for fault in faults if (ids := fault.ids)]
     return _Findings(
         manifest=manifest,
         layouts=layouts,
@@ -244,9 +279,53 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
         chunks=chunks,
         faults=tuple(faults),
         whole=longest_gap(first_id, extent.next_id, bad),
+        damaged=damaged,
         remade=tuple(dict.fromkeys(Path(fault.path) for fault in beside)),
         is_manifest_lost=is_manifest_lost,
     )
+
+
+def _look_at_values(store: Path, found: _Findings) -> tuple[int, list[Fault]]:
+    """How many ids of the window were looked at, and which rules their rows break."""
+    item_format = item_format_of(found.manifest)
+    rules = rules_of(item_format.structure.paths, item_format.specs)
+    steps, next_id = 0, -1
+    for first_id, leaves, runs in _rows(store, found) if rules else ():
+        count = leaves[0].shape[1]
+        follows = np.ones(count, np.bool)
+        follows[[run - first_id for run in runs if first_id <= run < first_id + count]] = False
+        follows[0] &= first_id == next_id
+        next_id = first_id + count
+        steps += count
+        for rule in rules:
+            rule.look(first_id, leaves, follows=follows)
+    columns = {layout.path: layout for layout in found.layouts}
+    faults = []
+    for breach in filter(None, (rule.breach for rule in rules)):
+        layout = columns[breach.leaf]
+        path = store / layout.file_path / layout.file_name(breach.step_id // layout.chunk_rows)
+        faults.append(Fault(path=str(path), **dataclasses.asdict(breach)))
+    return steps, faults
+
+
+def _rows(store: Path, found: _Findings) -> Iterator[tuple[int, list[NDArray[Any]], tuple[int, ...]]]:
+    """Yields (first id, leaves [B, T, *shape], runs) over the window, oldest first, without chunks that are damaged."""
+    if found.is_manifest_lost:
+        return  # nobody reads rows by the copy
+    leaves = leaves_of(item_format_of(found.manifest))
+    rows = max(1, _PIECE_BYTES // max(1, sum(layout.row_bytes for layout in found.layouts)))
+    # A whole store is read as readers do, who notice what a writer overwrites meanwhile.
+    parts = list(_gaps(found.extent.floor, found.next_id, found.damaged)) if found.faults else [None]
+    for part in parts:
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # steps that were lost are a fault
+            reader = Store(store, leaves, is_mapped=False, only=part)
+        with contextlib.closing(reader):
+            first_id, next_id = reader.window()
+            for start in range(first_id, next_id, rows):
+                stop = min(start + rows, next_id)
+                piece = reader.read_range(start, stop)
+                if piece is not None:
+                    yield stop - piece[0].shape[1], piece, reader.runs
 
 
 def _read_manifests(store: Path) -> tuple[Manifest, list[Fault]]:
@@ -305,12 +384,19 @@ def longest_gap(first_id: int, next_id: int, bad: list[tuple[int, int]]) -> tupl
         (low, high); empty at `next_id` when nothing is left.
     """
     best = (next_id, next_id)
+    for low, high in _gaps(first_id, next_id, bad):
+        if high - low >= best[1] - best[0]:
+            best = low, high
+    return best
+
+
+def _gaps(first_id: int, next_id: int, bad: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yields the runs of ids in [first_id, next_id) outside all of `bad`, ascending."""
     low = first_id
     for start, stop in [*sorted(pair for pair in bad if pair[0] < pair[1]), (next_id, next_id)]:
-        if min(start, next_id) - low >= max(1, best[1] - best[0]):
-            best = (low, min(start, next_id))
+        if low < min(start, next_id):
+            yield low, min(start, next_id)
         low = max(low, stop)
-    return best
 
 
 def _read_extent(store: Path, manifest: Manifest, layouts: list[ColumnLayout]) -> tuple[Extent, list[Fault]]:
@@ -471,7 +557,10 @@ def _chunk_faults(
     problem, whole = _look_at(path, layout)
     expected = table.entries.get((layout.file_path, chunk))
     if problem is None and expected is not None and expected.first_id + expected.rows <= next_id:
-        problem, whole = rot_in(path, layout, chunk, expected), 0
+        try:
+            problem, whole = rot_in(path, layout, chunk, expected), 0
+        except OSError as error:
+            problem, whole = f"can't be read: {error.strerror}", 0
     if problem is not None:
         low = chunk * layout.chunk_rows + (whole if takes_parts else 0)
         high = min((chunk + 1) * layout.chunk_rows, next_id)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        code: int = arguments.command(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            code: int = arguments.command(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # `diskbuf info STORE | head -1` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail flushing it
         return 0
     except (diskbuf.DiskbufError, OSError) as error:
-        print(f"diskbuf: {error}", file=sys.stderr)
+        print(f"diskbuf: {_one_line(error)}", file=sys.stderr)
         return 1
     return code
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"diskbuf: {_one_line(message)}", file=sys.stderr)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(line.strip() for line in str(message).splitlines())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"diskbuf {diskbuf.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _command(commands, _info, "say what a store holds")
-    _command(commands, _verify, "check that every file of a store is whole; exit code 1 when one isn't")
+    verify = _command(commands, _verify, "check that every file of a store is whole; exit code 1 when one isn't")
+    verify.add_argument(
+        "--values", action="store_true", help="also check every row against the bounds and step types of its spec"
+    )
     repair = _command(commands, _repair, "bring a damaged store to its longest consistent state")
     repair.add_argument("--dry-run", action="store_true", help="only say what would be done")
     repair.add_argument("--no-lock", action="store_true", help="for file systems that don't lock files")
@@ -66,14 +80,16 @@ def _info(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    report = diskbuf.verify(arguments.store)
+    report = diskbuf.verify(arguments.store, values=arguments.values)
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report) | {"is_clean": report.is_clean}))
     else:
         for fault in report.faults:
             print(fault.message)
         state = "clean" if report.is_clean else f"faults: {len(report.faults)}"
-        print(f"{report.path}: {state}, ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files")
+        files = f"ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files"
+        values = f", values of {report.steps:,} ids" if arguments.values else ""
+        print(f"{report.path}: {state}, {files}{values}")
     return 0 if report.is_clean else 1
 
 
