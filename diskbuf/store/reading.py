@@ -311,14 +311,14 @@ class Store:
             return found
         return [leaf[:, lost:].copy() for leaf in found] if lost < next_id - first_id else None
 
-    def _verify(self, ids: NDArray[np.int64]) -> None:
-        """Checks the chunks that hold ids, each the first time only.
+    def _verify(self, ids: NDArray[np.int64], columns: Sequence[Column] | None = None) -> None:
+        """Checks the chunks that hold ids, of all columns or of chosen ones, each the first time only.
 
         Raises:
             StoreCorruptError: When a chunk's bytes are not what they were.
             FileNotFoundError: When a chunk has no file.
         """
-        for column in self.columns:
+        for column in self.columns if columns is None else columns:
             layout = column.layout
             for chunk in np.unique(ids // layout.chunk_rows).tolist():
                 expected = self._unverified.get((layout.file_path, chunk))
@@ -350,6 +350,36 @@ class Store:
     def __del__(self) -> None:
         if hasattr(self, "_header"):
             self.close()
+
+    def read_columns(self, numbers: Sequence[int], first_id: int, next_id: int) -> list[NDArray[Any]] | None:
+        """Copies all lanes of consecutive ids of chosen columns, and touches no other column's files.
+
+        Args:
+            numbers: Which columns, by their place in `columns`.
+            first_id: First id, inside the window.
+            next_id: Where to stop, exclusive.
+
+        Returns:
+            For each chosen column [lanes, T, *shape], freshly allocated; without the first ids where the writer
+            overwrote those meanwhile, and None when the window has to be read again.
+
+        Raises:
+            StoreCorruptError: When a chunk file is missing, short or has rotten.
+        """
+        epoch = self._epoch
+        columns = [self.columns[number] for number in numbers]
+        try:
+            if self._unverified:
+                self._verify(np.arange(first_id, next_id), columns)
+            found = [_read_range(column, first_id, next_id) for column in columns]
+        except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
+            if first_id >= self._intact_from(epoch):
+                raise
+            return None
+        lost = self._intact_from(epoch) - first_id
+        if lost <= 0:
+            return found
+        return [leaf[:, lost:].copy() for leaf in found] if lost < next_id - first_id else None
 
 
 _open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
