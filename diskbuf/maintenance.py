@@ -19,8 +19,8 @@ from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path
 from diskbuf.row_rules import rules_of
 from diskbuf.store import files
-from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, rot_in
-from diskbuf.store.header import Extent, LiveHeader
+from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of, rot_in
+from diskbuf.store.header import EPOCH, SEAL_EPOCH, Extent, LiveHeader
 from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, array_document
 from diskbuf.store.manifest import (
     COPY_FILE,
@@ -32,7 +32,7 @@ from diskbuf.store.manifest import (
     read_copy,
     read_manifest,
 )
-from diskbuf.store.reading import Store, column_layouts, stored_extent
+from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
 from diskbuf.store.writing import lock_store
 
 _PIECE_BYTES = 2**22
@@ -247,7 +247,7 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
     is_manifest_lost = any(fault.path == str(root) for fault in manifest_faults)
     extent, header_faults = _read_extent(store, manifest, layouts)
     first_id = manifest.oldest_id if manifest.keep_history else extent.floor
-    table, table_faults = _read_checksums(store)
+    table, table_faults = _read_checksums(store, extent)
     beside = [
         *manifest_faults,
         *header_faults,
@@ -303,7 +303,7 @@ def _look_at_values(store: Path, found: _Findings) -> tuple[int, list[Fault]]:
     faults = []
     for breach in filter(None, (rule.breach for rule in rules)):
         layout = columns[breach.leaf]
-        path = store / layout.file_path / layout.file_name(breach.step_id // layout.chunk_rows)
+        path = _chunk_path(store, layout, breach.step_id // layout.chunk_rows)
         faults.append(Fault(path=str(path), **dataclasses.asdict(breach)))
     return steps, faults
 
@@ -454,32 +454,59 @@ def _lock_faults(store: Path) -> Iterator[Fault]:
         yield Fault(path=str(path), message=f"lock {path} must be a file, but is something else.")
 
 
-def _read_checksums(store: Path) -> tuple[ChecksumTable, list[Fault]]:
+def _read_checksums(store: Path, extent: Extent) -> tuple[ChecksumTable, list[Fault]]:
     path = store / STATE_FOLDER / CHECKSUM_FILE
     try:
-        return ChecksumTable.load(path), []
+        table = ChecksumTable.load(path)
     except StoreCorruptError as error:
         return ChecksumTable(path), [Fault(path=str(path), message=_one_line(error))]
+    if not table.entries and extent.floor < extent.next_id and _is_closed(store):
+        message = f"{path} must hold the checksums of a store that was closed, but doesn't: rot would not be found."
+        return table, [Fault(path=str(path), message=message)]
+    return table, []
+
+
+def _is_closed(store: Path) -> bool:
+    """Whether the last writer closed the store; False where the header can't tell."""
+    with (
+        contextlib.suppress(StoreCorruptError, OSError),
+        contextlib.closing(LiveHeader(store / STATE_FOLDER / HEADER_FILE, writable=False)) as header,
+    ):
+        return 0 != header.words[SEAL_EPOCH] == header.words[EPOCH]
+    return False
 
 
 def _document_faults(store: Path, layouts: list[ColumnLayout], *, certain_id: int) -> Iterator[Fault]:
     expected = {layout.file_path: array_document(layout) for layout in layouts}
     parents = {parent.as_posix() for layout in layouts for parent in Path(layout.file_path).parents} - {"."}
     expected |= {parent: group_document() for parent in parents}
-    for file_path, document in sorted(expected.items()):
+    found = {}
+    for file_path in sorted(expected):
         path = store / file_path / ZARR_JSON
         try:
-            found = json.loads(path.read_bytes())
+            found[file_path] = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             yield Fault(path=str(path), message=f"{path} must be zarr metadata, but can't be read: {_one_line(error)}")
-            continue
-        is_short = (
-            "shape" in document and _length(found) < certain_id
-        )  # it is written before the manifest: may be ahead
-        if is_short or _without_length(_bare(found)) != _without_length(_bare(json.loads(json.dumps(document)))):
+    # A column's length is written before the manifest, so it may be ahead, but not of what there is.
+    lengths = range(certain_id, _next_id_now(store) + 1)
+    for file_path, document in found.items():
+        path, wanted = store / file_path / ZARR_JSON, json.loads(json.dumps(expected[file_path]))
+        is_right_length = "shape" not in wanted or _length(document) in lengths
+        if not is_right_length or _without_length(_bare(document)) != _without_length(_bare(wanted)):
             yield Fault(
                 path=str(path), message=f"{path} must describe {file_path!r} as the manifest does, but doesn't."
             )
+
+
+def _next_id_now(store: Path) -> int:
+    """No commit has counted ids from this one on; very large where the header can't tell."""
+    with (
+        contextlib.suppress(StoreCorruptError, OSError),
+        contextlib.closing(LiveHeader(store / STATE_FOLDER / HEADER_FILE, writable=False)) as header,
+    ):
+        if header.is_live and not header.is_broken():
+            return header.live.next_id
+    return EVERY_ID - 1
 
 
 def _root_faults(store: Path, metadata: ZarrMetadata, manifest: Manifest) -> Iterator[Fault]:
@@ -536,7 +563,7 @@ def _missing_faults(
     """One fault for each run of missing chunks: there may be billions when a header is wrong."""
     for before, after in itertools.pairwise([expected.start - 1, *present, expected.stop]):
         if after - before > 1:
-            first, last = (store / layout.file_path / layout.file_name(chunk) for chunk in (before + 1, after - 1))
+            first, last = (_chunk_path(store, layout, chunk) for chunk in (before + 1, after - 1))
             what = (
                 f"chunk file {first} of leaf {layout.path!r} is"
                 if first == last
@@ -553,7 +580,7 @@ def _missing_faults(
 def _chunk_faults(
     store: Path, layout: ColumnLayout, chunk: int, next_id: int, *, table: ChecksumTable, takes_parts: bool
 ) -> Iterator[Fault]:
-    path = store / layout.file_path / layout.file_name(chunk)
+    path = _chunk_path(store, layout, chunk)
     problem, whole = _look_at(path, layout)
     expected = table.entries.get((layout.file_path, chunk))
     if problem is None and expected is not None and expected.first_id + expected.rows <= next_id:
@@ -610,7 +637,7 @@ def _mend_chunks(store: Path, layout: ColumnLayout, found: _Findings, quarantine
     first_id, next_id = found.whole
     kept = layout.chunks(first_id, next_id)
     for chunk in _present_chunks(store, layout, layout.chunks(found.first_id, found.next_id)):
-        path = store / layout.file_path / layout.file_name(chunk)
+        path = _chunk_path(store, layout, chunk)
         problem, _ = _look_at(path, layout)  # a chunk that has rotten is not kept
         if chunk not in kept:
             yield from quarantine.take(path)
@@ -631,8 +658,14 @@ def _write_state(store: Path, found: _Findings) -> None:
         floor=max(first_id, min(found.extent.floor, next_id)),
         next_id=next_id,
     )
-    table, _ = _read_checksums(store)
+    path = store / STATE_FOLDER / CHECKSUM_FILE
+    table = ChecksumTable.load(path)
     table.keep(found.layouts, first_id, next_id)
+    if path in found.remade:  # what the chunks hold now is the best that is known
+        for layout in found.layouts:
+            for chunk in layout.chunks(first_id, next_id):
+                rows = min(layout.chunk_rows, next_id - chunk * layout.chunk_rows)
+                table.set(layout, chunk, checksum_of(_chunk_path(store, layout, chunk), layout, chunk, rows=rows))
     table.save(sync=True)
     metadata = ZarrMetadata(store, found.layouts)
     metadata.create(sync=True)
@@ -690,6 +723,10 @@ class _Quarantine:
         target = self.store / STATE_FOLDER / QUARANTINE_FOLDER / path.relative_to(self.store)
         names = (target.with_name(f"{target.name}.{number}") for number in itertools.count(1))
         return target if not os.path.lexists(target) else next(name for name in names if not os.path.lexists(name))
+
+
+def _chunk_path(store: Path, layout: ColumnLayout, chunk: int) -> Path:
+    return store / layout.file_path / layout.file_name(chunk)
 
 
 def _one_line(error: Exception) -> str:

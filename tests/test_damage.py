@@ -1,8 +1,11 @@
 """Stores with a damaged file: opening ends or says which file within a fixed time, and throws nothing good away."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crash_writer import Shape, assert_equal_steps, assert_whole, expected_files, files_of
+from crash_writer import KINDS, Shape, assert_equal_steps, assert_whole, expected_files, files_of
+from diskbuf_tools import cli
 
 import diskbuf
 
@@ -64,10 +68,15 @@ def edit_manifest(store: Path, **changes: Any) -> None:
 
 def edit_header(store: Path, **words: int) -> None:
     path = store / ".diskbuf" / "live"
+    if not {"device", "inode"}.issuperset(words):
+        write_words(path, seal_epoch=0)  # not closed, so that its words are not sealed
+    write_words(path, **words)
+
+
+def write_words(path: Path, **words: int) -> None:
     page = bytearray(path.read_bytes())
-    page[80:88] = bytes(8)  # not closed, so that its words are not sealed
     for name, value in words.items():
-        offset = 8 * {"generation": 5, "floor": 6, "next_id": 7, "device": 8, "inode": 9}[name]
+        offset = 8 * {"generation": 5, "floor": 6, "next_id": 7, "device": 8, "inode": 9, "seal_epoch": 10}[name]
         page[offset : offset + 8] = value.to_bytes(8, "little", signed=True)
     path.write_bytes(page)
 
@@ -246,3 +255,213 @@ def test_a_ring_that_runs_out_of_mappings_keeps_its_rows_and_deletes_what_it_evi
             shape_files = files_of(tmp_path / "store") - expected_files(tmp_path / "store", window, shape)
             assert len(shape_files) <= 2 * 5, "one being overwritten and one aside, for each column"
     assert_equal_steps(shape.sequence(88, 100), shape.sequence(*window))
+
+
+# ---- every file in turn, and what the command line says of it
+
+
+def make_missing(path: Path) -> None:
+    path.unlink()
+
+
+def make_empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8 * 7 if path.name == "live" else len(content) // 3] ^= 0xFF  # most of the header is unused
+    path.write_bytes(content)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def make_unreadable(path: Path) -> None:
+    """In a way that stops root too."""
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+DAMAGES = [make_missing, make_empty, cut_in_half, flip_a_byte, make_folder, make_unreadable]
+STATE_FILES = [".diskbuf/live", ".diskbuf/lock", ".diskbuf/checksums.arrow", ".diskbuf/manifest.json"]
+COLUMNS = ["id", "code/0", "code/1", "is_odd", "frame"]
+DOCUMENTS = ["zarr.json", "code/zarr.json", *(f"{column}/zarr.json" for column in COLUMNS)]
+CHUNKS = ["id/c.0.0", "id/c.3.0", "code/0/c.0.0", "code/1/c.5.0.0", "code/1/c.29.0.0", "is_odd/c.0.0", "frame/c.9.0.0"]
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """A store as its last writer left it, on this boot."""
+    with SHAPE.open(tmp_path / "closed") as buffer:
+        buffer.extend(SHAPE.sequence(0, 30))
+    return tmp_path / "closed"
+
+
+def ids_of(store: Path, name: str) -> range:
+    """The ids that a file holds rows of."""
+    if not (match := re.search(r"/c\.(\d+)", name)):
+        return range(0)
+    document = json.loads((store / name).with_name("zarr.json").read_bytes())
+    rows = document["chunk_grid"]["configuration"]["chunk_shape"][0]
+    return range(int(match[1]) * rows, min(30, (int(match[1]) + 1) * rows))
+
+
+def bytes_of(store: Path) -> dict[str, bytes]:
+    return {name: (store / name).read_bytes() for name in files_of(store) if (store / name).is_file()}
+
+
+def say(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, list[str], list[str]]:
+    """Runs the command line; returns its exit code and the lines on stdout and on stderr."""
+    code = in_time(lambda: cli.main([str(word) for word in words]))
+    out, err = capsys.readouterr()
+    return code, out.splitlines(), err.splitlines()
+
+
+def test_the_files_that_are_damaged_below_are_all_kinds_of_files(closed: Path) -> None:
+    assert set(STATE_FILES + DOCUMENTS + CHUNKS) <= files_of(closed)
+    assert {name for name in files_of(closed) if "/c." not in name} == {*STATE_FILES, *DOCUMENTS}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", STATE_FILES + DOCUMENTS + CHUNKS)
+def test_a_damaged_file_is_told_in_a_line_repaired_and_costs_no_row_but_its_own(
+    closed: Path, name: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == ".diskbuf/lock":
+        (closed / name).write_text("a process that died with its machine")
+    ids, path = ids_of(closed, name), closed / name
+    damage(path)
+    before = bytes_of(closed)
+    is_harmless = name == ".diskbuf/lock" and damage not in (make_folder, make_unreadable)
+
+    code, out, err = say(capsys, "info", closed)
+    needs = name == "zarr.json" or name in CHUNKS or (name == ".diskbuf/live" and damage is not make_missing)
+    if code:
+        assert needs
+        assert (out, len(err)) == ([], 1)
+        assert err[0].startswith("diskbuf: ")
+        assert name in err[0]
+    else:
+        assert err == []
+        assert not needs or damage is flip_a_byte, "what isn't read is not looked at"
+
+    code, out, err = say(capsys, "verify", closed)
+    assert (code, err) == (0 if is_harmless else 1, [])
+    assert [name in line for line in out[:-1]] == [] if is_harmless else [True], out
+    assert out[-1].startswith(f"{closed}: ")
+
+    assert say(capsys, "repair", "--dry-run", closed)[0] == 0
+    assert bytes_of(closed) | {".diskbuf/lock": b""} == before | {".diskbuf/lock": b""}
+    code, out, err = say(capsys, "repair", closed)
+    assert (code, err) == (0, [])
+    with diskbuf.open(closed, verify=True) as reader:
+        first_id, next_id = assert_whole(reader, SHAPE)
+    assert next_id - first_id >= max(ids.start, 30 - ids.stop), "the longest run beside it"
+    assert (first_id, next_id) == (0, 30) or ids
+
+    after = bytes_of(closed)
+    assert say(capsys, "repair", closed) == (0, [f"{closed}: clean, nothing to do"], [])
+    assert bytes_of(closed) == after
+    assert say(capsys, "verify", closed)[0] == 0
+    with SHAPE.open(closed) as buffer:
+        buffer.add_batch(SHAPE.step(next_id))
+        assert assert_whole(buffer, SHAPE) == (first_id, next_id + 1)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", [*STATE_FILES[:1], "zarr.json", "frame/zarr.json", "code/1/c.5.0.0"])
+@pytest.mark.parametrize("way", ["r", "r+", "a", "w-"])
+def test_opening_a_store_with_a_damaged_file_ends_in_one_of_our_errors_or_with_its_rows(
+    closed: Path, name: str, damage: Callable[[Path], None], way: str
+) -> None:
+    damage(closed / name)
+    whole = {file: data for file, data in bytes_of(closed).items() if "/c." in file}
+    opening: Any = diskbuf.open if way in {"r", "r+"} else lambda path, way: SHAPE.open(path, mode=way)
+    message = ""
+    try:
+        with in_time(lambda: opening(closed, way)) as buffer:
+            assert (buffer.first_id, buffer.next_id) == (0, 30)
+    except (diskbuf.StoreError, OSError) as error:
+        message = str(error)
+    assert "\n" not in message
+    assert name in message or not message or way == "w-"
+    assert {file: data for file, data in bytes_of(closed).items() if "/c." in file} == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("zarr.json", make_missing), ("zarr.json", cut_in_half), (".diskbuf/live", make_folder)],
+)
+def test_the_commands_end_without_a_traceback(closed: Path, name: str, damage: Callable[[Path], None]) -> None:
+    damage(closed / name)
+    for words, codes in ((["info"], {0, 1}), (["verify"], {1}), (["repair"], {0}), (["verify", "--values"], {0})):
+        run = subprocess.run(
+            [Path(sys.executable).with_name("diskbuf"), *words, closed],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert run.returncode in codes
+        assert "Traceback" not in run.stderr
+        assert len(run.stderr.splitlines()) == (words == ["info"] and run.returncode)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_flipped_bit_of_the_header_of_a_closed_store_costs_a_row(tmp_path: Path, kind: str) -> None:
+    shape = Shape(kind=kind, chunk_bytes=64, max_length=20)
+    store = tmp_path / "store"
+    for first_id in (0, 30):
+        with shape.open(store) as buffer:
+            buffer.extend(shape.sequence(first_id, first_id + 20))
+            buffer.clear()
+            buffer.extend(shape.sequence(first_id + 20, first_id + 30))
+    with diskbuf.open(store) as reader:
+        window = assert_whole(reader, shape)
+    path = store / ".diskbuf" / "live"
+    whole = bytes_of(store)
+    for offset in [*range(96), *range(512, 560), *range(1024, 1072)]:
+        page = bytearray(whole[".diskbuf/live"])
+        page[offset] ^= 1 << offset % 8
+        path.write_bytes(page)
+        if offset < 64 or offset >= 80:  # repair may have made another file of it
+            status = path.stat()
+            write_words(path, device=status.st_dev, inode=status.st_ino)
+        in_time(lambda: diskbuf.repair(store))
+        assert diskbuf.verify(store).is_clean
+        with diskbuf.open(store) as reader:
+            assert assert_whole(reader, shape) == window, offset
+        for name, content in whole.items():
+            (store / name).write_bytes(content)
+
+
+def test_no_flipped_bit_of_the_checksums_puts_the_blame_on_a_chunk(closed: Path) -> None:
+    path = closed / ".diskbuf" / "checksums.arrow"
+    whole = path.read_bytes()
+    named = 0
+    for offset in range(0, len(whole), 5):
+        content = bytearray(whole)
+        content[offset] ^= 1 << offset % 8
+        path.write_bytes(content)
+        faults = in_time(lambda: diskbuf.verify(closed)).faults
+        assert {fault.path for fault in faults} <= {str(path)}, offset
+        named += bool(faults)
+    assert named > len(whole) // 20
+
+
+def test_no_flipped_bit_of_a_columns_metadata_stays(closed: Path) -> None:
+    path = closed / "frame" / "zarr.json"
+    whole = path.read_bytes()
+    for offset in range(len(whole)):
+        content = bytearray(whole)
+        content[offset] ^= 1 << offset % 8
+        path.write_bytes(content)
+        is_clean = diskbuf.verify(closed).is_clean
+        assert not is_clean or json.loads(content) == json.loads(whole) or b'"attributes"' not in content, offset
