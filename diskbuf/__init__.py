@@ -28,6 +28,7 @@ from diskbuf.version import __version__
 
 if TYPE_CHECKING:
     from diskbuf import drivers, environments, errors, policies, specs, trajectories
+    from diskbuf.episode_table import episodes
     from diskbuf.errors import (
         BusyError,
         ClosedError,
@@ -81,6 +82,7 @@ _MODULES = {
     "WindowError": "diskbuf.errors",
     "drivers": "diskbuf.drivers",
     "environments": "diskbuf.environments",
+    "episodes": "diskbuf.episode_table",
     "errors": "diskbuf.errors",
     "open": "diskbuf.replay_buffers.uniform",
     "policies": "diskbuf.policies",
@@ -119,6 +121,7 @@ __all__ = [
     "__version__",
     "drivers",
     "environments",
+    "episodes",
     "errors",
     "open",
     "policies",
