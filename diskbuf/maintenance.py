@@ -290,7 +290,8 @@ def _look_at_values(store: Path, found: _Findings) -> tuple[int, list[Fault]]:
     item_format = item_format_of(found.manifest)
     rules = rules_of(item_format.structure.paths, item_format.specs)
     steps, next_id = 0, -1
-    for first_id, leaves, runs in _rows(store, found) if rules else ():
+    numbers = sorted({column for rule in rules for column in rule.columns})
+    for first_id, leaves, runs in _rows(store, found, numbers) if rules else ():
         count = leaves[0].shape[1]
         follows = np.ones(count, np.bool)
         follows[[run - first_id for run in runs if first_id <= run < first_id + count]] = False
@@ -298,7 +299,7 @@ def _look_at_values(store: Path, found: _Findings) -> tuple[int, list[Fault]]:
         next_id = first_id + count
         steps += count
         for rule in rules:
-            rule.look(first_id, leaves, follows=follows)
+            rule.look(first_id, dict(zip(numbers, leaves, strict=True)), follows=follows)
     columns = {layout.path: layout for layout in found.layouts}
     faults = []
     for breach in filter(None, (rule.breach for rule in rules)):
@@ -308,24 +309,28 @@ def _look_at_values(store: Path, found: _Findings) -> tuple[int, list[Fault]]:
     return steps, faults
 
 
-def _rows(store: Path, found: _Findings) -> Iterator[tuple[int, list[NDArray[Any]], tuple[int, ...]]]:
-    """Yields (first id, leaves [B, T, *shape], runs) over the window, oldest first, without chunks that are damaged."""
+def _rows(
+    store: Path, found: _Findings, numbers: list[int]
+) -> Iterator[tuple[int, list[NDArray[Any]], tuple[int, ...]]]:
+    """Yields (first id, chosen columns [B, T, *shape], runs) over the window, oldest first, but for damaged chunks."""
     if found.is_manifest_lost:
         return  # nobody reads rows by the copy
     leaves = leaves_of(item_format_of(found.manifest))
-    rows = max(1, _PIECE_BYTES // max(1, sum(layout.row_bytes for layout in found.layouts)))
+    size = max(1, _PIECE_BYTES // max(1, sum(found.layouts[number].row_bytes for number in numbers)))
     # A whole store is read as readers do, who notice what a writer overwrites meanwhile.
     parts = list(_gaps(found.extent.floor, found.next_id, found.damaged)) if found.faults else [None]
     for part in parts:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # steps that were lost are a fault
             reader = Store(store, leaves, is_mapped=False, only=part)
         with contextlib.closing(reader):
-            first_id, next_id = reader.window()
-            for start in range(first_id, next_id, rows):
-                stop = min(start + rows, next_id)
-                piece = reader.read_range(start, stop)
-                if piece is not None:
-                    yield stop - piece[0].shape[1], piece, reader.runs
+            start, next_id = reader.window()
+            while (start := max(start, reader.window()[0])) < next_id:
+                stop = min(start + size, next_id)
+                piece = reader.read_columns(numbers, start, stop)
+                if piece is None:  # overwritten, or another writer has begun: the window has to be read again
+                    continue
+                yield stop - piece[0].shape[1], piece, reader.runs
+                start = stop
 
 
 def _read_manifests(store: Path) -> tuple[Manifest, list[Fault]]:

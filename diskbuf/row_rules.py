@@ -16,7 +16,7 @@ looked at, anything may follow anything.
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,20 +54,22 @@ class Rule(abc.ABC):
     Args:
         leaf: Path of the leaf it is about.
         text: What must be, as in "must be ...".
+        columns: Numbers of the columns it looks at.
     """
 
-    def __init__(self, leaf: str, text: str) -> None:
+    def __init__(self, leaf: str, text: str, *columns: int) -> None:
+        self.columns = columns
         self._leaf = leaf
         self._text = text
         self._count = 0
         self._first: tuple[int, int, str] | None = None
 
-    def look(self, first_id: int, leaves: Sequence[NDArray[Any]], *, follows: NDArray[np.bool]) -> None:
+    def look(self, first_id: int, leaves: Mapping[int, NDArray[Any]], *, follows: NDArray[np.bool]) -> None:
         """Looks at rows.
 
         Args:
             first_id: Id of the first one; above those of the calls before.
-            leaves: All columns, [B, T, *shape].
+            leaves: Its columns by number, [B, T, *shape]; others don't matter.
             follows: [T] whether each row follows the one that was looked at right before it.
         """
         is_wrong, got = self._judge(leaves, follows)
@@ -79,7 +81,7 @@ class Rule(abc.ABC):
             self._first = first_id + row, lane, " after ".join(str(values[lane, row]) for values in got)
 
     @abc.abstractmethod
-    def _judge(self, leaves: Sequence[NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
+    def _judge(self, leaves: Mapping[int, NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
         """Returns [B, T] where rows are wrong, and the [B, T] values to show of such a row."""
 
     @property
@@ -102,11 +104,11 @@ class BoundsRule(Rule):
     def __init__(self, leaf: str, spec: BoundedArraySpec, column: int) -> None:
         is_same = all(np.all(bound == bound.flat[0]) for bound in (spec.minimum, spec.maximum))
         text = f"from {spec.minimum.flat[0]} to {spec.maximum.flat[0]}" if is_same else "inside the bounds of its spec"
-        super().__init__(leaf, text)
+        super().__init__(leaf, text, column)
         self._spec = spec
         self._column = column
 
-    def _judge(self, leaves: Sequence[NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
+    def _judge(self, leaves: Mapping[int, NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
         del follows
         values = leaves[self._column]
         is_inside = np.logical_and(values >= self._spec.minimum, values <= self._spec.maximum)
@@ -122,10 +124,10 @@ class StepTypeRule(Rule):
     """Values are those of `StepType`."""
 
     def __init__(self, leaf: str, column: int) -> None:
-        super().__init__(leaf, "0 (FIRST), 1 (MID) or 2 (LAST)")
+        super().__init__(leaf, "0 (FIRST), 1 (MID) or 2 (LAST)", column)
         self._column = column
 
-    def _judge(self, leaves: Sequence[NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
+    def _judge(self, leaves: Mapping[int, NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
         del follows
         values = leaves[self._column]
         return ~_is_step_type(values), (values,)
@@ -135,10 +137,11 @@ class BoundaryRule(Rule):
     """After a LAST row, and only there, comes a FIRST one."""
 
     def __init__(self, leaf: str, *, step_type: int, next_step_type: int) -> None:
-        super().__init__(leaf, "0 (FIRST) where step_type is 2 (LAST) and only there")
+        text = "0 (FIRST) where step_type is 2 (LAST) and only there"
+        super().__init__(leaf, text, step_type, next_step_type)
         self._step_type, self._next_step_type = step_type, next_step_type
 
-    def _judge(self, leaves: Sequence[NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
+    def _judge(self, leaves: Mapping[int, NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
         del follows
         now, then = leaves[self._step_type], leaves[self._next_step_type]
         is_wrong = ((now == _LAST) != (then == _FIRST)) & _is_step_type(now) & _is_step_type(then)
@@ -149,11 +152,12 @@ class SuccessionRule(Rule):
     """A row is what the row before it said would come, or FIRST."""
 
     def __init__(self, leaf: str, *, step_type: int, next_step_type: int) -> None:
-        super().__init__(leaf, "what next_step_type of the step before is, or 0 (FIRST)")
+        text = "what next_step_type of the step before is, or 0 (FIRST)"
+        super().__init__(leaf, text, step_type, next_step_type)
         self._step_type, self._next_step_type = step_type, next_step_type
         self._last: NDArray[Any] | None = None  # [B, 1] next_step_type of the row looked at last
 
-    def _judge(self, leaves: Sequence[NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
+    def _judge(self, leaves: Mapping[int, NDArray[Any]], follows: NDArray[np.bool]) -> _Judgement:
         now, then = leaves[self._step_type], leaves[self._next_step_type]
         said = np.concatenate([then[:, :1] if self._last is None else self._last, then[:, :-1]], axis=1)
         self._last = then[:, -1:].copy()

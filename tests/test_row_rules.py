@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from diskbuf.drivers import DynamicStepDriver
 from diskbuf.environments import suite_gym
 from diskbuf.policies import RandomPolicy
 from diskbuf.row_rules import BoundaryRule, Rule, StepTypeRule, SuccessionRule, rules_of
+from diskbuf.store.reading import Store
 
 FIRST, MID, LAST = 0, 1, 2
 STEP = diskbuf.ArraySpec([], "int32")
@@ -202,7 +204,7 @@ def test_the_rules_find_what_a_look_at_each_row_finds(rows: list[list[int]], run
         piece = array[:, start : start + size]
         follows = np.array([start + row > 0 and start + row not in runs for row in range(piece.shape[1])])
         for rule in (now_rule, boundary, succession):
-            rule.look(start, [piece[..., 0], piece[..., 1]], follows=follows)
+            rule.look(start, {0: piece[..., 0], 1: piece[..., 1]}, follows=follows)
     for rule in (now_rule, boundary, succession):
         expected = by_hand(array, runs)[type(rule)]
         breach = rule.breach
@@ -293,6 +295,37 @@ def test_a_store_that_is_being_written_is_looked_at_too(tmp_path: Path) -> None:
         report = diskbuf.verify(tmp_path / "store", values=True)
         assert report.is_clean
         assert (report.first_id, report.next_id) == (buffer.first_id, buffer.next_id)
+
+
+def test_columns_without_rules_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    whole = Store.read_columns
+
+    def read_columns(self: Store, numbers: Sequence[int], first_id: int, next_id: int) -> Any:
+        read.extend(numbers)
+        return whole(self, numbers, first_id, next_id)
+
+    monkeypatch.setattr(Store, "read_columns", read_columns)
+    diskbuf.verify(write_bounded(tmp_path / "store"), values=True)
+    assert {sorted(BOUNDED)[number] for number in read} == {"each", "plain"}
+
+
+def test_a_second_writer_that_goes_on_meanwhile_hides_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_bounded(tmp_path / "store", plain=(0, 4, 6))
+    whole = Store.read_columns
+    calls = []
+
+    def read_columns(self: Store, numbers: Sequence[int], first_id: int, next_id: int) -> Any:
+        calls.append(first_id)
+        if len(calls) == 2:
+            diskbuf.open(store, "r+").close()
+        return whole(self, numbers, first_id, next_id)
+
+    monkeypatch.setattr(Store, "read_columns", read_columns)
+    monkeypatch.setattr(maintenance, "_PIECE_BYTES", 100)
+    report = diskbuf.verify(store, values=True)
+    assert report.steps == 20
+    assert [(fault.leaf, fault.step_id) for fault in report.faults] == [("plain", 4)]
 
 
 def test_the_command_line_tells_of_values_only_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
