@@ -442,6 +442,13 @@ def test_no_flipped_bit_of_the_header_of_a_closed_store_costs_a_row(tmp_path: Pa
             (store / name).write_bytes(content)
 
 
+def test_a_repaired_store_is_closed_as_one_that_was_written(closed: Path) -> None:
+    make_folder(closed / "id" / "zarr.json")
+    diskbuf.repair(closed)
+    write_words(closed / ".diskbuf" / "live", next_id=29)
+    assert [fault.path for fault in diskbuf.verify(closed).faults] == [str(closed / ".diskbuf" / "live")]
+
+
 def test_no_flipped_bit_of_the_checksums_puts_the_blame_on_a_chunk(closed: Path) -> None:
     path = closed / ".diskbuf" / "checksums.arrow"
     whole = path.read_bytes()

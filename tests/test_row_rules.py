@@ -116,7 +116,7 @@ def test_mixed_lanes_are_a_fault(tmp_path: Path) -> None:
     ("rows", "leaf", "step_id"),
     [
         ([*EPISODE[:2], (MID, 3)], "now/next_step_type", 2),
-        ([*EPISODE[:2], (-1, MID)], "now/step_type", 2),
+        ([(-1, MID), *EPISODE[1:]], "now/step_type", 0),
         ([*EPISODE[:3], (LAST, MID), (MID, MID)], "now/next_step_type", 3),
         ([*EPISODE[:3], (LAST, LAST), (LAST, FIRST)], "now/next_step_type", 3),
         ([*EPISODE[:1], (MID, FIRST), *EPISODE], "now/next_step_type", 1),
@@ -173,6 +173,13 @@ def test_leaves_of_these_names_that_are_no_step_types_are_let_be(tmp_path: Path)
             }
         )
     assert diskbuf.verify(tmp_path / "store", values=True).faults == ()
+
+
+def test_a_step_type_outside_the_bounds_of_its_spec_is_told_once(tmp_path: Path) -> None:
+    spec = dict.fromkeys(["step_type", "next_step_type"], diskbuf.BoundedArraySpec([], "int32", 0, 2))
+    with diskbuf.UniformReplayBuffer(spec, path=tmp_path / "store") as buffer:
+        buffer.add_batch({"step_type": np.array([7], "int32"), "next_step_type": np.array([1], "int32")})
+    assert faults(tmp_path / "store") == [("step_type", 0, 0, 1)]
 
 
 def by_hand(rows: NDArray[np.int32], runs: set[int]) -> dict[type[Rule], set[tuple[int, int]]]:
