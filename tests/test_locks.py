@@ -78,7 +78,7 @@ shape = Shape()
 buffer = shape.open(Path(sys.argv[1]))
 buffer.add_batch(shape.step(0))
 store = buffer._writer
-with store._appending, store._flushing, store._recording:  # as a thread that adds or syncs may at a fork
+with store._appending.lock, store._flushing.lock, store._recording:  # as a thread that adds or syncs may at a fork
     pid = os.fork()
 if pid == 0:
     signal.alarm(10)

@@ -16,7 +16,7 @@ from crash_writer import IS_LONG, KINDS, Shape, assert_equal_steps
 from power_cut import Disk
 
 import diskbuf
-from diskbuf.store import writing
+from diskbuf.store import journal, writing
 
 LONGER = 10 if IS_LONG else 1
 CUTS = 8  # of each seed
@@ -374,6 +374,10 @@ def _assert_made_to_fail(error: OSError) -> None:
         raise error
 
 
+def _be_interrupted(_: int) -> None:
+    raise Gone
+
+
 def _first(leaf: Any) -> Any:
     return tuple(map(_first, leaf)) if isinstance(leaf, tuple) else leaf[:, 0]
 
@@ -391,6 +395,12 @@ def _chunk_rows(store: Path) -> int:
 def no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "Keeper", NoKeeper)
     monkeypatch.setattr(writing, "COMMIT_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "JOURNAL_BYTES", 7 * 4096)
+    monkeypatch.setattr(writing, "MOST_FRAME_BYTES", 10_000)
 
 
 @pytest.mark.parametrize("seed", range(20 * LONGER))
@@ -415,21 +425,36 @@ def test_a_step_that_was_refused_or_never_acknowledged_is_never_mixed_with_its_s
         world.work(2 * CUTS)
 
 
+@pytest.mark.parametrize("seed", range(12 * LONGER))
+def test_with_fsync_always_a_power_cut_leaves_every_step_of_several_columns_that_fills_few_chunks(
+    tmp_path: Path, seed: int
+) -> None:
+    shape = {"kind": KINDS[seed % 3], "max_length": 40, "frame_bytes": 9, "chunk_bytes": 4096, "fsync": "always"}
+    calls = [*8 * ["add"], "extend", "flush", "clear", "tend", "reopen", "fail", "longer"]
+    with contextlib.closing(World(tmp_path, seed, calls=calls, **shape)) as world:
+        world.work(2 * CUTS)
+
+
 @pytest.mark.parametrize("seed", range(6 * LONGER))
 def test_a_power_cut_while_a_store_is_created_leaves_none_or_an_empty_one(tmp_path: Path, seed: int) -> None:
     with contextlib.closing(World(tmp_path, seed, calls=["reopen"], cut_chance=0.25, kill_chance=0.05)) as world:
         world.work(CUTS)
 
 
-@pytest.mark.parametrize("end", ["refused", "killed"])
-def test_what_the_record_counted_too_early_is_never_seen_half_overwritten(tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize("synced", ["journal", "live"])
+@pytest.mark.parametrize("end", ["refused", "killed", "interrupted"])
+def test_what_was_counted_too_early_is_never_seen_half_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, synced: str
+) -> None:
+    if synced == "live":
+        monkeypatch.setattr(writing, "MOST_FRAME_BYTES", 0)
     shape = Shape(kind="unbounded", lanes=1, fsync="always", frame_bytes=5000, chunk_bytes=2**16)
-    truth = Truth(codes=[0, 1, 2, 3 + RUN_STRIDE], refused={3: {3}} if end == "refused" else {})
+    truth = Truth(codes=[0, 1, 2, 3 + RUN_STRIDE], refused={} if end == "killed" else {3: {3}})
     (tmp_path / "disk").mkdir()
     state = "writing"
 
     def at_moment(what: str) -> None:
-        if state == "ending" and what.startswith("after sync") and what.endswith("/live"):
+        if state == "ending" and what.startswith("after sync") and what.endswith(f"/{synced}"):
             raise Gone if end == "killed" else OSError(errno.EIO, "made to fail")
         for _ in range(10 if state == "again" else 0):
             disk.cut(tmp_path / "copy")
@@ -444,9 +469,12 @@ def test_what_the_record_counted_too_early_is_never_seen_half_overwritten(tmp_pa
         buffer = shape.open(tmp_path / "disk" / "store")
         for number in range(3):
             buffer.add_batch(shape.step(number))
-        state = "ending"
-        with pytest.raises((OSError, Gone)):
-            buffer.add_batch(shape.step(3))
+        state = "writing" if end == "interrupted" else "ending"
+        with pytest.MonkeyPatch.context() as broken:
+            if end == "interrupted":
+                broken.setattr(buffer._store, "_set_next", _be_interrupted)
+            with pytest.raises((OSError, Gone)):
+                buffer.add_batch(shape.step(3))
         if end == "killed":
             buffer._store._let_go()
             state = "writing"

@@ -66,6 +66,11 @@ class ColumnWriter:
         return self._column.tail(first_id, count, descriptor=self._descriptor, is_hot=self._is_hot)
 
     @property
+    def has_new_names(self) -> bool:
+        """Whether the folder has names that may not be on the disk."""
+        return self._has_new_names
+
+    @property
     def chunk_start(self) -> int:
         """First id of the chunk being written."""
         return self._chunk * self._column.layout.chunk_rows

@@ -25,6 +25,15 @@ def sync_descriptor(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Writes all of `data`; a full disk or a signal can cut one call short."""
+    data = memoryview(data)
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data = data[written:]
+        offset += written
+
+
 def sync_folder(path: Path) -> None:
     """Writes a folder's entries (creations, renames, removals) to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

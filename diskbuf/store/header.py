@@ -6,7 +6,8 @@
     word 2-3 boot id             word  6  floor: no id below it is in the window
                                  word  7  next id: the commit. A step is there for every process once this has passed it
     word 10-11 the seal of the last close: its epoch, and the crc of generation, floor and next id then
-    512, 1024                    the durable record, twice, written in turn: sequence, generation, floor, next id, crc
+    512, 1024                    the durable record, twice, written in turn: sequence, generation, floor, next id, crc;
+                                 behind it the stamp of the journal that goes on from it, 0 for none, and a crc of both
 
 The window follows from two words that only grow, so no moment shows half of a change: it is
 ``[max(floor, next_id - max_length), next_id)``. The live words are true while the machine runs (they survive any
@@ -34,6 +35,7 @@ _PAGE_LAYOUT = 1
 _SLOTS = (512, 1024)
 _RECORD = struct.Struct("<qqqq")
 _CHECKSUM = struct.Struct("<I")
+_STAMP = struct.Struct("<4xqI")
 STORES_IN_ORDER = platform.machine().lower() in {"x86_64", "amd64", "i386", "i686"}
 
 
@@ -93,7 +95,7 @@ class LiveHeader:
         struct.pack_into("<qq", page, 0, _MAGIC, _PAGE_LAYOUT)
         page[16:32] = files.boot_id()
         struct.pack_into("<qqqq", page, 32, 0, extent.generation, extent.floor, extent.next_id)
-        _pack_record(page, 0, extent)
+        _pack_record(page, 0, extent, 0)
         files.replace_file(path, bytes(page), sync=sync)
 
     @property
@@ -117,6 +119,12 @@ class LiveHeader:
         """The newest whole durable record, None when neither copy is whole."""
         newest = self._newest_record()
         return None if newest is None else newest[1]
+
+    @property
+    def journal_stamp(self) -> int:
+        """Which journal goes on from the durable record, 0 for none."""
+        newest = self._newest_record()
+        return 0 if newest is None else newest[2]
 
     def begin(self, extent: Extent) -> None:
         """Makes `extent` the live one and this boot its boot; readers look at everything anew.
@@ -155,10 +163,20 @@ class LiveHeader:
     def _read_seal(self) -> tuple[int, int]:
         return self.words[SEAL_EPOCH], self.words[SEAL]
 
-    def write_durable(self, extent: Extent, *, sync: bool) -> None:
-        """Records which ids are on the disk, over the older of the two copies, and syncs the page."""
+    def write_durable(self, extent: Extent, *, sync: bool, journal_stamp: int = 0) -> None:
+        """Records which ids are on the disk, over the older of the two copies, and syncs the page.
+
+        Args:
+            extent: These ids.
+            sync: Whether the page is synced.
+            journal_stamp: Which journal goes on from there, 0 for none.
+
+        Raises:
+            OSError: When the sync fails.
+        """
         newest = self._newest_record()
-        _pack_record(memoryview(self._page), 0 if newest is None else newest[0] + 1, extent)
+        with memoryview(self._page) as page:
+            _pack_record(page, 0 if newest is None else newest[0] + 1, extent, journal_stamp)
         if sync:
             files.sync_descriptor(self._descriptor)
 
@@ -168,14 +186,19 @@ class LiveHeader:
         self._page.close()
         os.close(self._descriptor)
 
-    def _newest_record(self) -> tuple[int, Extent] | None:
+    def _newest_record(self) -> tuple[int, Extent, int] | None:
+        """Sequence, extent and journal stamp."""
         found = []
         for offset in _SLOTS:
             raw = bytes(self._page[offset : offset + _RECORD.size])
-            (checksum,) = _CHECKSUM.unpack_from(self._page, offset + _RECORD.size)
+            behind = offset + _RECORD.size
+            (checksum,) = _CHECKSUM.unpack_from(self._page, behind)
             if zlib.crc32(raw) == checksum:
                 sequence, generation, floor, next_id = _RECORD.unpack(raw)
-                found.append((sequence, Extent(generation=generation, floor=floor, next_id=next_id)))
+                stamp, checksum = _STAMP.unpack_from(self._page, behind + _CHECKSUM.size)
+                if checksum != _stamp_checksum(raw, stamp):
+                    stamp = 0  # written by a version that had no journal
+                found.append((sequence, Extent(generation=generation, floor=floor, next_id=next_id), stamp))
         return max(found, key=lambda record: record[0], default=None)
 
 
@@ -196,10 +219,16 @@ def _seal_of(extent: Extent) -> int:
     return zlib.crc32(struct.pack("<qqq", extent.generation, extent.floor, extent.next_id))
 
 
-def _pack_record(page: bytearray | memoryview, sequence: int, extent: Extent) -> None:
+def _pack_record(page: bytearray | memoryview, sequence: int, extent: Extent, journal_stamp: int) -> None:
     raw = _RECORD.pack(sequence, extent.generation, extent.floor, extent.next_id)
+    stamp = _STAMP.pack(journal_stamp, _stamp_checksum(raw, journal_stamp))
+    whole = raw + _CHECKSUM.pack(zlib.crc32(raw)) + stamp
     offset = _SLOTS[sequence % 2]
-    page[offset : offset + _RECORD.size + _CHECKSUM.size] = raw + _CHECKSUM.pack(zlib.crc32(raw))
+    page[offset : offset + len(whole)] = whole
+
+
+def _stamp_checksum(record: bytes, stamp: int) -> int:
+    return zlib.crc32(record + stamp.to_bytes(8, "little", signed=True))
 
 
 def _corrupt(path: Path, what: str) -> StoreCorruptError:

@@ -79,7 +79,7 @@ class ColumnLayout(Leaf):
 
         "." keeps a column one flat folder; zarr's "/" would cost a folder per chunk and axis.
         """
-        return f"c.{chunk}" + ".0" * (1 + len(self.shape))
+        return chunk_file_name(chunk, len(self.shape))
 
     def chunk_of_name(self, name: str) -> int | None:
         """The chunk number in a file name, None when it isn't a chunk's."""
@@ -87,6 +87,11 @@ class ColumnLayout(Leaf):
         if len(parts) == 3 + len(self.shape) and parts[0] == "c" and parts[1].isdecimal():
             return int(parts[1]) if name == self.file_name(int(parts[1])) else None
         return None
+
+
+def chunk_file_name(chunk: int, axes: int) -> str:
+    """Name of a chunk file of a column whose lanes' rows have so many axes."""
+    return f"c.{chunk}" + ".0" * (1 + axes)
 
 
 def rows_per_chunk(row_bytes: int, *, chunk_bytes: int, ring_length: int | None) -> int:

@@ -19,6 +19,8 @@ from diskbuf.store import mapping
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, rot_in
 from diskbuf.store.columns import Column, FileColumn, MappedColumn
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
+from diskbuf.store.journal import JournalColumn, journal_of_store, read_journal
+from diskbuf.store.journaled_column import JournaledColumn
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
 from diskbuf.store.manifest import Manifest, read_manifest
 
@@ -120,6 +122,20 @@ class Store:
             self._make_column(layout, first_chunk=self._static[0] // layout.chunk_rows) for layout in layouts
         ]
         self._attach(self._static)
+        if not self._writable:
+            self._lay_over()
+
+    def _lay_over(self) -> None:
+        """Takes rows that only the journal has from there."""
+        journaled = journal_of_store(self.path)
+        if journaled is None:
+            return
+        for number, column in enumerate(self.columns):
+            layout = column.layout
+            raw = journaled.rows_of(JournalColumn.of(layout))
+            rows = np.frombuffer(raw, np.uint8).view(layout.dtype) if raw else np.empty(0, layout.dtype)
+            shape = (journaled.extent.next_id - journaled.first_id, layout.lanes, *layout.shape)
+            self.columns[number] = JournaledColumn(column, journaled.first_id, rows.reshape(shape))
 
     def _checksums_of(self, extent: Extent) -> dict[tuple[str, int], Checksum]:
         """The checksums of rows that are certain; a power cut may have left some of rows that were never synced."""
@@ -453,6 +469,8 @@ def column_layouts(leaves: Sequence[Leaf], manifest: Manifest, *, path: Path) ->
 def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
     """Which ids are certain to be whole: the live words on the boot that wrote them, else the durable record.
 
+    To the durable record belongs what the journal has behind it.
+
     Args:
         manifest: The store's manifest, which counts when there is no header.
         header: Its header, None when the store has none (a copy without it).
@@ -468,6 +486,8 @@ def stored_extent(manifest: Manifest, header: LiveHeader | None) -> Extent:
         extent = Extent(generation=manifest.generation, floor=manifest.first_id, next_id=manifest.next_id)
     else:
         extent = header.live if header.is_live else header.durable
+        if not header.is_live and (journaled := read_journal(header)) is not None:
+            extent = journaled.extent
         if extent is None:
             raise StoreCorruptError(
                 f"live header {header.path} must hold a whole durable record, but neither copy is one. "

@@ -29,6 +29,7 @@ from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of
 from diskbuf.store.column_writer import ColumnWriter
 from diskbuf.store.columns import Column, Tail
 from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, STORES_IN_ORDER, Extent, LiveHeader
+from diskbuf.store.journal import JOURNAL_FILE, MOST_FRAME_BYTES, Journal, new_stamp, settle
 from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
 from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, Leaf
 from diskbuf.store.lock import WriterLock
@@ -42,7 +43,7 @@ _tobytes = ndarray.tobytes
 
 
 def lock_store(path: Path, *, is_taken: bool = True) -> WriterLock:
-    """Takes the writer's lock of a store, making its folder when there is none.
+    """Takes the writer's lock of a store, making its folder when there is none, and settles its journal.
 
     Args:
         path: The store's folder.
@@ -54,14 +55,20 @@ def lock_store(path: Path, *, is_taken: bool = True) -> WriterLock:
     Raises:
         StoreLockedError: When another process, or this one, has it.
         StoreLockUnsupportedError: When the file system doesn't lock files.
-        OSError: When the folder or the lock file can't be made.
+        OSError: When the folder or the lock file can't be made, or what the journal has can't be written.
     """
     folder = path / STATE_FOLDER
     missing = list(itertools.takewhile(lambda parent: not parent.exists(), (folder, *folder.parents)))
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
         files.sync_folder(made.parent)
-    return WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path), is_taken=is_taken)
+    lock = WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path), is_taken=is_taken)
+    try:
+        settle(path)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
 
 
 def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync: bool) -> None:
@@ -131,11 +138,9 @@ class WritableStore(Store):
         self._is_durable = is_durable
         self._syncs_always = is_durable and options.fsync == "always"
         self._publishes_plainly = not self._syncs_always and STORES_IN_ORDER
-        # Re-entrant, so that a signal handler that comes back into a call it interrupts is told rather than hangs.
-        self._appending = threading.RLock()  # rows, next_id, chunk files
-        self._flushing = threading.RLock()  # one flush or commit at a time
-        self._recording = threading.RLock()  # the durable record
-        self._is_appending = self._is_flushing = False
+        self._appending = _Turn()  # rows, next_id, chunk files
+        self._flushing = _Turn()  # one flush or commit at a time
+        self._recording = threading.RLock()  # the durable record and the journal
         self._ahead = _NOTHING_AHEAD
         self._is_ours = True
         self._writers: list[ColumnWriter] = []
@@ -144,6 +149,7 @@ class WritableStore(Store):
         self._has_rolled = False
         self._committed_seconds = 0.0
         self._flushed: Extent | None = None
+        self._journal: Journal | None = None
         self._is_record_sure = True  # False when its sync failed: the one on the disk is either that or `_durable`
         self._sealed_to: dict[str, int] = {}
         super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
@@ -239,7 +245,8 @@ class WritableStore(Store):
                 if chunk is not None and chunk not in kept:
                     (column.folder / name).unlink()
         self._documents.remove_temporaries()
-        for name in (HEADER_FILE, CHECKSUM_FILE):
+        (self.path / STATE_FOLDER / JOURNAL_FILE).unlink(missing_ok=True)
+        for name in (HEADER_FILE, CHECKSUM_FILE, JOURNAL_FILE):
             files.temporary_of(self.path / STATE_FOLDER / name).unlink(missing_ok=True)
 
     # ---- appending
@@ -256,8 +263,9 @@ class WritableStore(Store):
         Raises:
             OSError: When the disk is full, or an earlier background sync failed; nothing was appended.
         """
-        with self._appending:
-            if self._is_appending:
+        turn = self._appending
+        with turn.lock:
+            if turn.is_taken:
                 raise self._busy()
             for leaf, (dtype, shape) in zip(rows, self._row_formats):  # noqa: B905 - strict= costs a tenth of an add
                 if (
@@ -267,7 +275,7 @@ class WritableStore(Store):
                 ):
                     return False
             words = self._live
-            self._is_appending = True
+            turn.is_taken = True
             try:
                 next_id = words[NEXT]
                 start, ready, tails, _ = self._ahead
@@ -279,9 +287,9 @@ class WritableStore(Store):
                 if self._publishes_plainly:
                     words[NEXT] = next_id + 1
                 else:
-                    self._publish(next_id + 1)
+                    self._publish(next_id, 1, rows)
             finally:
-                self._is_appending = False
+                turn.is_taken = False
             return True
 
     def extend(self, rows: Sequence[NDArray[Any]], count: int) -> None:
@@ -295,11 +303,11 @@ class WritableStore(Store):
             OSError: As `append`; nothing was appended, unless a full ring was being overwritten: then the first of
                 the ids may be there, whole.
         """
-        with self._appending_alone():
+        with self._alone(self._appending):
             first_id = self._writers_words[NEXT]
             try:
                 self._write_ahead(rows, first_id, count)
-                self._publish(first_id + count)
+                self._publish(first_id, count, [leaf.swapaxes(0, 1) for leaf in rows])
             except BaseException:
                 self._ahead = _NOTHING_AHEAD  # the tails may have moved past what is published
                 raise
@@ -311,28 +319,16 @@ class WritableStore(Store):
         )
 
     @contextlib.contextmanager
-    def _appending_alone(self) -> Iterator[None]:
-        """Holds the lock on appending, and refuses a signal handler that comes back in."""
-        with self._appending:
-            if self._is_appending:
+    def _alone(self, turn: "_Turn") -> Iterator[None]:
+        """Takes a turn, and refuses a signal handler that comes back in."""
+        with turn.lock:
+            if turn.is_taken:
                 raise self._busy()
-            self._is_appending = True
+            turn.is_taken = True
             try:
                 yield
             finally:
-                self._is_appending = False
-
-    @contextlib.contextmanager
-    def _flushing_alone(self) -> Iterator[None]:
-        """Holds the lock on flushing, and refuses a signal handler that comes back in."""
-        with self._flushing:
-            if self._is_flushing:
-                raise self._busy()
-            self._is_flushing = True
-            try:
-                yield
-            finally:
-                self._is_flushing = False
+                turn.is_taken = False
 
     def _write_ahead(self, rows: Sequence[NDArray[Any]], first_id: int, count: int) -> None:
         done = 0
@@ -346,17 +342,37 @@ class WritableStore(Store):
                 tail[row : row + size] = leaf[:, done : done + size].swapaxes(0, 1)
             done += size
 
-    def _publish(self, next_id: int) -> None:
-        """Makes rows below `next_id` be there; with fsync="always" they are on the disk before."""
-        if self._syncs_always:
-            try:
-                self._sync_chunks([writer.take_unsynced() for writer in self._writers])
-                with self._recording:
-                    self._record(self._extent(next_id))
-            except BaseException:
-                self._ahead = _NOTHING_AHEAD  # the next append looks first at what the record may count
-                raise
-        self._set_next(next_id)
+    def _publish(self, first_id: int, count: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Makes rows be there; with fsync="always" they are on the disk before."""
+        try:
+            if self._syncs_always:
+                self._secure(first_id, count, rows)
+            self._set_next(first_id + count)
+        except BaseException:
+            self._ahead = _NOTHING_AHEAD  # the next append looks first at what the record may count
+            raise
+
+    def _secure(self, first_id: int, count: int, rows: Sequence[NDArray[Any]]) -> None:
+        """Brings rows to the disk: all of them by one sync of the journal, or else their files and then the record.
+
+        The journal has none of a chunk file whose name isn't on the disk, so whoever finds its rows finds their place.
+        """
+        size = count * sum(column.layout.row_bytes for column in self.columns)
+        is_journaled = size <= MOST_FRAME_BYTES
+        has_new_names = any(writer.has_new_names for writer in self._writers)
+        if is_journaled and not has_new_names and self._journal is not None:
+            with self._recording:
+                journal = self._journal
+                goes_on = first_id == journal.next_id and self._is_record_sure
+                if goes_on and journal.has_room(size):
+                    journal.append(self._extent(first_id + count), first_id, [leaf.tobytes() for leaf in rows])
+                    return
+        self._sync_chunks([writer.take_unsynced() for writer in self._writers])
+        with self._recording:
+            if is_journaled and self._journal is None:
+                with contextlib.suppress(OSError):  # no room for it: this append does without
+                    self._journal = Journal(self.path / STATE_FOLDER, self._layouts)
+            self._record(self._extent(first_id + count))
 
     def _set_next(self, next_id: int) -> None:
         self._fence()
@@ -372,9 +388,9 @@ class WritableStore(Store):
                 "Nothing was added; try again.",
             ) from failure
         self._check_is_ours()
-        if not self._is_record_sure:  # the one on the disk may count the rows that are now written
+        if not self._is_record_sure or self._durable.next_id > next_id:  # it may count the rows that are now written
             with self._recording:
-                self._record(self._durable)
+                self._record(dataclasses.replace(self._durable, next_id=min(next_id, self._durable.next_id)))
         self._pending = next_id
         ready = min(writer.make_ready(next_id) for writer in self._writers)
         spans = [writer.tail(next_id, ready - next_id) for writer in self._writers]
@@ -405,14 +421,15 @@ class WritableStore(Store):
         if self._pending > self._writers_words[NEXT]:
             self._set_next(self._pending)  # a long extend: readers must see how far it has come before it laps them
         with self._recording:
-            is_counted = below > self._durable.floor and self._durable.floor < self._durable.next_id
+            is_counted = below > self._durable.floor and self._durable.floor < self._secured
             if is_counted or not self._is_record_sure:
                 self._give_up(self._bounds_of_window()[0])
 
     def _give_up(self, first_id: int) -> None:
-        """Takes ids below `first_id` out of the durable record."""
-        next_id = self._durable.next_id
-        self._record(Extent(generation=self._writers_words[GENERATION], floor=min(first_id, next_id), next_id=next_id))
+        """Takes ids below `first_id` out of the durable record, and of what the journal has behind it."""
+        floor = min(first_id, self._secured)
+        next_id = max(self._durable.next_id, floor)
+        self._record(Extent(generation=self._writers_words[GENERATION], floor=floor, next_id=next_id))
 
     def _bounds_of_window(self) -> tuple[int, int]:
         next_id = self._writers_words[NEXT]
@@ -435,7 +452,7 @@ class WritableStore(Store):
             ReadOnlyError: In a forked child, or when closed.
         """
         self._check_is_ours()
-        with self._appending_alone():
+        with self._alone(self._appending):
             words = self._writers_words
             next_id = words[NEXT]
             words[FLOOR] = next_id
@@ -456,22 +473,23 @@ class WritableStore(Store):
             ReadOnlyError: In a forked child, or when closed.
         """
         self._check_is_ours()
-        with self._flushing_alone():
+        with self._alone(self._flushing):
             self._flush_rows()
             self._take_checksums(most_bytes=None, with_tail=False)
 
     def _flush_rows(self) -> None:
-        with self._appending_alone():
+        with self._alone(self._appending):
             extent = self._extent(self._writers_words[NEXT])
-            if extent == self._flushed and self._is_record_sure:
+            is_journal_sure = self._journal is None or self._journal.is_sure
+            if extent == self._flushed and self._is_record_sure and is_journal_sure:
                 return
             unsynced = [writer.take_unsynced() for writer in self._writers]
         self._sync_chunks(unsynced)
         try:
             self._commit(extent)
         finally:  # the record needs no room: a full disk can't keep it back
-            with self._recording:
-                self._record(self._extent(extent.next_id))
+            with self._recording:  # an append with fsync="always" may have recorded more meanwhile
+                self._record(self._extent(max(extent.next_id, self._durable.next_id)))
         self._flushed = extent
 
     def _take_checksums(self, *, most_bytes: int | None, with_tail: bool) -> None:
@@ -527,16 +545,36 @@ class WritableStore(Store):
         self._committed_seconds = time.monotonic()
         self._has_rolled = False
 
+    @property
+    def _secured(self) -> int:
+        """Ids below it are on the disk: the record counts them, or the journal has them."""
+        return self._durable.next_id if self._journal is None else max(self._durable.next_id, self._journal.next_id)
+
     def _record(self, extent: Extent) -> None:
+        """Writes the durable record. The journal goes on from it, or begins anew when the record counts all it has."""
         if extent.floor > extent.next_id:  # it would say that ids up to the floor are on the disk: history is read
             extent = dataclasses.replace(extent, floor=extent.next_id)
+        journal = self._journal
+        begins_anew = journal is not None and extent.next_id >= self._secured
+        stamp = 0 if journal is None else new_stamp() if begins_anew else journal.stamp
         try:
-            self._writers_header.write_durable(extent, sync=self._is_durable)
+            self._writers_header.write_durable(extent, sync=self._is_durable, journal_stamp=stamp)
         except BaseException:
             self._is_record_sure = False
             raise
         self._is_record_sure = True
         self._durable = extent
+        if journal is not None and begins_anew:
+            journal.begin(stamp, extent.next_id)
+
+    def _remove_journal(self) -> None:
+        """Removes the journal of a store that was flushed; an older version would not know of it."""
+        with self._recording:
+            journal, self._journal = self._journal, None
+            if journal is not None:
+                journal.close()
+                self._record(self._durable)
+                (self.path / STATE_FOLDER / JOURNAL_FILE).unlink()
 
     def tend(self, *, is_sync_due: bool) -> None:
         """Does what waits in the background; what fails is raised by the next append.
@@ -546,16 +584,16 @@ class WritableStore(Store):
         """
         try:
             if is_sync_due:
-                with self._flushing_alone():
+                with self._alone(self._flushing):
                     self._flush_rows()
                     self._take_checksums(most_bytes=_BACKGROUND_CHECKSUM_BYTES, with_tail=False)
                 return
             self._declare()
             if self._has_rolled and time.monotonic() - self._committed_seconds >= COMMIT_SECONDS:
-                with self._flushing_alone():
+                with self._alone(self._flushing):
                     self._commit(self._extent(self._writers_words[NEXT]))
         except Exception as error:  # noqa: BLE001 - a thread has nobody else to tell
-            with self._appending_alone():
+            with self._alone(self._appending):
                 self._failure = error
                 self._ahead = _NOTHING_AHEAD  # so that the next append looks
 
@@ -564,7 +602,7 @@ class WritableStore(Store):
         if any(column.layout.slots is not None for column in self.columns):
             first_id, _ = self._bounds_of_window()
             with self._recording:
-                if self._durable.floor < min(first_id, self._durable.next_id):
+                if self._durable.floor < min(first_id, self._secured):
                     self._give_up(first_id)
 
     # ---- closing
@@ -581,18 +619,20 @@ class WritableStore(Store):
             if self._keeper is not None:
                 self._keeper.stop()
             if self._is_ours and self._is_durable and self._writers:
-                with self._flushing_alone():
+                with self._alone(self._flushing):
                     self._flush_rows()
+                    self._remove_journal()
                     self._take_checksums(most_bytes=None, with_tail=True)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        with self._appending_alone(), contextlib.ExitStack() as stack:  # the lock is freed whatever else fails
+        with self._alone(self._appending), contextlib.ExitStack() as stack:  # the lock is freed whatever else fails
             if self._is_ours and self._writers and self._header is not None:
                 self._header.seal()
             self._is_ours = False
             self._ahead = _NOTHING_AHEAD
+            self._journal = None
             stack.callback(self._lock_file.close)
             stack.callback(super().close)
             for writer in self._writers:
@@ -601,10 +641,11 @@ class WritableStore(Store):
     def abandon(self) -> None:
         """Becomes a reader that refuses all writing."""
         super().abandon()
-        self._is_ours = self._writable = self._is_appending = self._is_flushing = False
+        self._is_ours = self._writable = False
         self._ahead = _NOTHING_AHEAD
         self._keeper = None
-        self._appending, self._flushing, self._recording = threading.RLock(), threading.RLock(), threading.RLock()
+        self._journal = None
+        self._appending, self._flushing, self._recording = _Turn(), _Turn(), threading.RLock()
         self._attached_to = 0  # the parent attaches what it begins, for itself
         for column in self.columns:
             column.writable = False
@@ -614,6 +655,19 @@ class WritableStore(Store):
             self._let_go()
         else:
             self._lock_file.close()
+
+
+class _Turn:
+    """Whose turn it is to append, or to flush.
+
+    Re-entrant, so that a signal handler that comes back into a call it interrupts is told rather than hangs.
+    """
+
+    __slots__ = ("is_taken", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.is_taken = False
 
 
 class _Ahead(NamedTuple):
