@@ -144,6 +144,7 @@ class _Pieces:
     """Pieces that have ended, by last id and lane, in arrays with room for more.
 
     Threads may append to the same ones: what is written at a place depends on the rows alone, so all write the same.
+    That needs each place to be written with its value and with nothing else on the way.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -166,7 +167,6 @@ class _Pieces:
             getattr(moved, name)[: high - low] = getattr(self, name)[low:high]
         known = moved.following[: high - low]
         known[known < _OPEN] -= low
-        known[known >= high - low] = _OPEN
         return moved
 
 
@@ -205,11 +205,13 @@ class _Counts(NamedTuple):
     def grown(self, pieces: _Pieces, high: int, num_steps: int, *, lanes: int) -> "_Counts":
         """Counts on to piece number `high`, exclusive."""
         low = self.size
-        first = pieces.first[low:high]
-        numbers = self.numbers[low : high + 1]
+        numbers = np.empty(high - low + 1, np.int64)
+        numbers[0] = self.numbers[low]
         pieces.counts_of(low, high, num_steps).cumsum(out=numbers[1:])
         numbers[1:] += numbers[0]
-        addends = (first - numbers[:-1]) * lanes
+        self.numbers[low : high + 1] = numbers
+        addends = pieces.first[low:high] - numbers[:-1]
+        addends *= lanes
         addends += pieces.lane[low:high]
         self.addends[low:high] = addends
         total = int(numbers[-1])
@@ -475,8 +477,7 @@ class EpisodeIndex:
             number = np.empty(new, np.int64)
             number[order] = np.arange(low, high)
         pieces.first[low:high] = cuts.first[order]
-        pieces.last[low:high] = next_first[order]
-        pieces.last[low:high] -= 1
+        pieces.last[low:high] = next_first[order] - 1
         pieces.lane[low:high] = cuts.lane[order]
         pieces.boundaries[low:high] = rule.is_boundary(before)[cuts.lane, cuts.step][order]
 
