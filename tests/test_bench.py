@@ -27,6 +27,7 @@ ROWS = {
     "create": {"create_disk", "create_seconds"},
     "import": {"import", "import_and_use"},
     "latency": {"add_batch_p50", "add_batch_p99", "add_batch_worst"},
+    "always": {"add_batch_always_1", "add_batch_always_8"},
 }
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")

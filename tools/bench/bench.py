@@ -51,6 +51,7 @@ MEASUREMENTS = {
     "create": Measurement(footprint.measure_create, footprint.Size(), footprint.QUICK),
     "import": Measurement(footprint.measure_import, footprint.Size(), footprint.QUICK),
     "latency": Measurement(small_steps.measure_latency, small_steps.Size(), small_steps.QUICK),
+    "always": Measurement(small_steps.measure_always, small_steps.Size(), small_steps.QUICK),
 }
 
 

@@ -1,7 +1,9 @@
 """Steps of a few hundred bytes, where every call of Python counts: adding, sampling, and how long one add can take."""
 
+import array
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ SPEC = {
 """The replay-buffer tutorial of TF-Agents."""
 
 SEQUENCES = 256
+_COLUMNS = (1, 8)  # of a store whose adds wait for the disk
 NUM_STEPS = 2
 
 
@@ -35,7 +38,9 @@ class Size:
         adds: `add_batch` calls in a round: a few milliseconds, so that most rounds are left alone by other processes.
         samples: `get_next` calls in a round, for the same reason.
         sample_rounds: Rounds of these.
-        latency_seconds: How long single adds are watched.
+        latency_seconds: How long single adds are watched: a minute has some sixty background syncs.
+        synced_adds: Adds in a round of those that wait for the disk.
+        synced_rounds: Rounds of these.
     """
 
     max_length: int = 100_000
@@ -43,10 +48,21 @@ class Size:
     adds: int = 500
     samples: int = 20
     sample_rounds: int = 300
-    latency_seconds: float = 5.0
+    latency_seconds: float = 60.0
+    synced_adds: int = 50
+    synced_rounds: int = 40
 
 
-QUICK = Size(max_length=2_000, short_length=500, adds=500, samples=20, sample_rounds=5, latency_seconds=0.2)
+QUICK = Size(
+    max_length=2_000,
+    short_length=500,
+    adds=500,
+    samples=20,
+    sample_rounds=5,
+    latency_seconds=0.2,
+    synced_adds=5,
+    synced_rounds=3,
+)
 
 
 def measure_add(folder: Path, size: Size) -> list[Record]:
@@ -171,23 +187,73 @@ def _bare_sampler(step: dict[str, NDArray[Any]], max_length: int, *, calls: int)
 def measure_latency(folder: Path, size: Size) -> list[Record]:
     """How long single `add_batch` calls take while everything is synced once a second."""
     step = _random_step()
-    nanoseconds = []
+    nanoseconds = array.array("q")
     with _store(folder / "steps.zarr", size.max_length) as buffer:
         stop = time.perf_counter() + size.latency_seconds
         while time.perf_counter() < stop:
             start = time.perf_counter_ns()
             buffer.add_batch(step)
             nanoseconds.append(time.perf_counter_ns() - start)
-    taken = np.array(nanoseconds) / 1e3
+    taken = np.frombuffer(nanoseconds, np.int64) / 1e3
     return [
         single(
             f"add_batch_{name}",
-            f"add_batch, {name} of {len(taken):,} calls, fsync='interval'",
+            f"add_batch, {name} of {len(taken):,} calls in {size.latency_seconds:g} s, fsync='interval'",
             figures=[float(np.quantile(taken, quantile))],
             unit=MICROSECONDS,
         )
         for name, quantile in (("p50", 0.5), ("p99", 0.99), ("worst", 1.0))
     ]
+
+
+def measure_always(folder: Path, size: Size) -> list[Record]:
+    """`add_batch` with fsync="always" into few and many columns, against writing and syncing one file."""
+    options = diskbuf.StoreOptions(fsync="always")
+    contenders: dict[str, Callable[[], float]] = {"bare": _bare_syncer(folder / "bare.bin", calls=size.synced_adds)}
+    with contextlib.ExitStack() as stack:
+        for columns in _COLUMNS:
+            spec = {f"column_{number}": diskbuf.ArraySpec([16], "float32") for number in range(columns)}
+            path = folder / f"columns-{columns}.zarr"
+            buffer = stack.enter_context(
+                diskbuf.UniformReplayBuffer(spec, 1, size.max_length, path=path, seed=0, options=options)
+            )
+            step = {name: np.ones((1, 16), np.float32) for name in spec}
+            buffer.add_batch(step)
+            contenders[f"ours_{columns}"] = _adder(buffer, step, calls=size.synced_adds)
+        figures = interleave(contenders, rounds=size.synced_rounds)
+    return [
+        against(
+            f"add_batch_always_{columns}",
+            f"add_batch, {columns} column{'s' if columns > 1 else ''} of 64 bytes, fsync='always'",
+            ours=figures[f"ours_{columns}"],
+            peer="pwrite of 64 bytes and os.fdatasync, one file",
+            peer_figures=figures["bare"],
+            unit=MICROSECONDS,
+        )
+        for columns in _COLUMNS
+    ]
+
+
+def _bare_syncer(path: Path, *, calls: int) -> Callable[[], float]:
+    """A contender that writes to a file that has its space and syncs it, `calls` times; microseconds per call."""
+    path.write_bytes(bytes(2**20))
+    position = 0
+
+    def write_and_sync() -> float:
+        nonlocal position
+        data = bytes(64)
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            start = time.perf_counter()
+            for _ in range(calls):
+                os.pwrite(descriptor, data, position % 2**20)
+                os.fdatasync(descriptor)
+                position += 64
+            return (time.perf_counter() - start) / calls * 1e6
+        finally:
+            os.close(descriptor)
+
+    return write_and_sync
 
 
 @contextlib.contextmanager
