@@ -5,20 +5,23 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench check clean crash-test demo help lint test types
+.PHONY: .venv bench check clean crash-test demo help lint peers test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
+PEERS := .venv-tf-agents
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: $(STAMP) ## Make .venv with everything installed; again when pyproject.toml changes
 
+peers: $(PEERS)/.installed ## Make .venv-tf-agents, where tests run beside the real TF-Agents
+
 demo: $(STAMP) ## Collect to disk, get killed, go on, train offline, evaluate
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## Run the test suite and the docstring examples
+test: $(STAMP) $(PEERS)/.installed ## Run the test suite and the docstring examples
 	$(BIN)/python -m pytest
 
 # Tests that have a long form, as far as they are there.
@@ -40,8 +43,21 @@ bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 	$(BIN)/python tools/bench/bench.py
 
 clean: ## Remove .venv, caches and builds; stores under runs/ stay
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# TF-Agents' pins clash with ours, so it has an environment of its own; that sees TensorFlow and diskbuf in .venv.
+$(PEERS)/.installed: tests/peers/tf_agents.txt $(STAMP)
+	@echo 'Making $(PEERS) with TF-Agents (half a minute)'
+	@$(BIN)/python -m venv --clear $(PEERS)
+	@where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$where")')" \
+	    > "$$($(PEERS)/bin/python -c "$$where")/_diskbuf_venv.pth"
+	@keras=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("tensorflow").rpartition(".")[0])'); \
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --progress-bar off --quiet --no-deps \
+	    -r tests/peers/tf_agents.txt "tf-keras==$$keras.*"
+	@touch $@
+	@echo 'Ready: $(PEERS)'
 
 # The first Python that starts and is new enough; PYTHON, when given, is the only candidate.
 $(STAMP): pyproject.toml
