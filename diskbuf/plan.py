@@ -6,11 +6,13 @@ Random draws are counter-based: batch k of seed s is a function of (s, k), so th
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from diskbuf.errors import OptionError
 
 _WORD = 0xFFFFFFFFFFFFFFFF
 _GAMMA = 0x9E3779B97F4A7C15
@@ -29,44 +31,118 @@ def derive_seed(seed: int, stream: int) -> int:
     return int(_mix(_mix(np.array([seed & _WORD], np.uint64)) ^ np.array([stream & _WORD], np.uint64))[0])
 
 
-def uniforms(seed: int, first_batch: int, *, batches: int, count: int) -> NDArray[np.float64]:
-    """Draws `count` numbers for each of `batches` consecutive batches; a pure function of its arguments.
+def uniforms(seed: int, numbers: NDArray[np.uint64], *, count: int) -> NDArray[np.float64]:
+    """Draws `count` numbers for each of some batches; a pure function of its arguments.
 
     Args:
         seed: Any int; taken modulo 2**64.
-        first_batch: Number of the first batch, counted from 0.
-        batches: How many batches.
-        count: Numbers in a batch.
+        numbers: [batches] uint64 numbers of the batches.
+        count: Draws in a batch.
 
     Returns:
         [batches, count] float64 in [0, 1), multiples of 2**-53.
     """
-    numbers = np.arange(first_batch, first_batch + batches, dtype=np.uint64)
     keys = _mix(_mix(np.array([seed & _WORD], np.uint64)) + numbers * np.uint64(_GAMMA))
     counters = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     bits = _mix(keys[:, None] + counters) >> np.uint64(11)
     return bits.astype(np.float64) * 2.0**-53
 
 
-class Starts(NamedTuple):
-    """Where a sequence may start: ids of a window from which it neither runs out nor spans a restart.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which of the batches of a read are one reader's own: of every `shards`, the one at `index`, from `start` on.
+
+    Attributes:
+        start: How many of its own batches the reader leaves out, to go on where another stopped.
+        index: Number of this reader, from 0.
+        shards: How many readers share the batches.
+    """
+
+    start: int = 0
+    index: int = 0
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        if self.start < 0:
+            raise OptionError(f"start must be an int of at least 0, got {self.start}.")
+        if self.shards < 1 or not 0 <= self.index < self.shards:
+            raise OptionError(
+                f"shard must be an index from 0 and a count above it, got index {self.index} and count {self.shards}."
+            )
+
+    def number(self, batch: int) -> int:
+        """The number among all batches of the reader's own batch `batch`, counted from its start."""
+        return (self.start + batch) * self.shards + self.index
+
+    def numbers(self, batch: int, batches: int) -> NDArray[np.uint64]:
+        """The numbers of `batches` own batches from `batch` on, [batches]."""
+        return np.uint64(self.number(batch)) + np.arange(batches, dtype=np.uint64) * np.uint64(self.shards)
+
+
+class SequenceStarts(Protocol):
+    """Where a sequence may start: pairs of an id and a lane, to be drawn from uniformly."""
+
+    @property
+    def pairs(self) -> int:
+        """How many there are."""
+
+    @property
+    def key(self) -> int | None:
+        """Equal keys of starts mean equal plans; None when nothing is known."""
+
+    def draw(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Turns draws into flat rows of sequence starts, uniform over the pairs.
+
+        Args:
+            draws: [*K] in [0, 1).
+
+        Returns:
+            [*K] flat rows ``(id - first_id) * lanes + lane``.
+        """
+
+
+class WindowStarts(NamedTuple):
+    """The ids of a window from which a sequence neither runs out nor spans a restart, in each lane.
 
     Attributes:
         total: How many ids a sequence may start at.
+        lanes: Number of lanes.
         pieces: None when these are the first `total` ids of the window; else what to add to the n-th start's number,
             [S], to get its distance from the window's first id, and the number from which on each addend counts, [S].
     """
 
     total: int
+    lanes: int
     pieces: tuple[NDArray[np.int64], NDArray[np.int64]] | None
 
+    @property
+    def pairs(self) -> int:
+        """How many (id, lane) a sequence may start at."""
+        return self.total * self.lanes
 
-def sequence_starts(first_id: int, next_id: int, *, num_steps: int, runs: Sequence[int] = ()) -> Starts:
-    """Lists the ids at which a sequence may start.
+    @property
+    def key(self) -> int | None:
+        """The number of ids, where they are the window's first ones."""
+        return self.total if self.pieces is None else None
+
+    def draw(self, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """As in `SequenceStarts`."""
+        rows: NDArray[np.int64] = (draws * self.pairs).astype(np.int64)
+        if self.pieces is not None:
+            addends, numbers = self.pieces
+            rows += addends[np.searchsorted(numbers, rows // self.lanes, side="right") - 1] * self.lanes
+        return rows
+
+
+def sequence_starts(
+    first_id: int, next_id: int, *, lanes: int, num_steps: int, runs: Sequence[int] = ()
+) -> WindowStarts:
+    """Lists where a sequence may start.
 
     Args:
         first_id: Start of the window.
         next_id: End of the window, exclusive.
+        lanes: Number of lanes.
         num_steps: Steps of a sequence, at least 1.
         runs: Ascending first ids of the runs that wrote the window.
 
@@ -74,7 +150,7 @@ def sequence_starts(first_id: int, next_id: int, *, num_steps: int, runs: Sequen
         The starts; none when no run has `num_steps` ids in the window.
     """
     if num_steps == 1 or not runs or runs[-1] <= first_id:
-        return Starts(max(0, next_id - first_id - num_steps + 1), None)
+        return WindowStarts(max(0, next_id - first_id - num_steps + 1), lanes, None)
     kept = [
         (low, high - low - num_steps + 1)
         for low, high in segments(first_id, next_id, runs=runs)
@@ -82,7 +158,8 @@ def sequence_starts(first_id: int, next_id: int, *, num_steps: int, runs: Sequen
     ]
     counts = np.array([count for _, count in kept], np.int64)
     numbers = np.cumsum(counts) - counts
-    return Starts(int(counts.sum()), (np.array([low - first_id for low, _ in kept], np.int64) - numbers, numbers))
+    addends = np.array([low - first_id for low, _ in kept], np.int64) - numbers
+    return WindowStarts(int(counts.sum()), lanes, (addends, numbers))
 
 
 def segments(first_id: int, next_id: int, *, runs: Sequence[int] = ()) -> list[tuple[int, int]]:
@@ -91,32 +168,17 @@ def segments(first_id: int, next_id: int, *, runs: Sequence[int] = ()) -> list[t
     return [(low, high) for low, high in itertools.pairwise(cuts) if low < high]
 
 
-def draw_rows(draws: NDArray[np.float64], starts: Starts, *, lanes: int) -> NDArray[np.int64]:
-    """Turns draws into flat rows of sequence starts, uniform over starts and lanes.
-
-    Args:
-        draws: [K] in [0, 1).
-        starts: Where a sequence may start; `total` at least 1.
-        lanes: Number of lanes.
-
-    Returns:
-        [K] flat rows ``(id - first_id) * lanes + lane``.
-    """
-    rows: NDArray[np.int64] = (draws * (starts.total * lanes)).astype(np.int64)
-    if starts.pieces is not None:
-        addends, numbers = starts.pieces
-        rows += addends[np.searchsorted(numbers, rows // lanes, side="right") - 1] * lanes
-    return rows
-
-
 def sequence_rows(starts: NDArray[np.int64], *, num_steps: int, lanes: int) -> NDArray[np.int64]:
-    """Returns the flat rows [K, num_steps] of sequences that start at the flat rows [K]."""
+    """Returns the flat rows [*K, num_steps] of sequences that start at the flat rows [*K]."""
     if num_steps > _FEW_STEPS:
-        return starts[:, None] + np.arange(0, num_steps * lanes, lanes)
-    rows = np.empty((len(starts), num_steps), np.int64)
+        return starts[..., None] + np.arange(0, num_steps * lanes, lanes)
+    rows = np.empty((*starts.shape, num_steps), np.int64)
     for step in range(num_steps):  # numpy's inner loop would be as short as the sequence
-        np.add(starts, step * lanes, out=rows[:, step])
+        np.add(starts, step * lanes, out=rows[..., step])
     return rows
+
+
+_ALL = Share()
 
 
 class RandomPlanner:
@@ -128,65 +190,71 @@ class RandomPlanner:
     Args:
         seed: Any int; taken modulo 2**64.
         lanes: Number of lanes.
+        share: Which batches are this planner's own; it counts them from 0.
     """
 
-    def __init__(self, seed: int, *, lanes: int) -> None:
+    def __init__(self, seed: int, *, lanes: int, share: Share = _ALL) -> None:
         self.seed = seed
         self.lanes = lanes
-        self._numbers = itertools.count()
+        self.share = share
+        self._batches = itertools.count()
         # Each replaced as a whole: (count, first batch, draws) and (key, first batch, rows, ids).
         self._drawn: tuple[int, int, NDArray[np.float64]] = (0, 0, np.empty((0, 0)))
         self._planned: tuple[Any, int, Any, Any] = (None, 0, (), ())
-        self._latest: tuple[int, int, int | None] | None = None
+        self._latest: tuple[int | None, int, int | None] | None = None
 
     def next_batch(self) -> int:
         """Returns the number of the next batch, each once."""
-        return next(self._numbers)
+        return next(self._batches)
+
+    def draws(self, batch: int, batches: int, *, count: int) -> NDArray[np.float64]:
+        """Returns the draws of `batches` batches from `batch` on, [batches, count] in [0, 1)."""
+        return uniforms(self.seed, self.share.numbers(batch, batches), count=count)
 
     def plan(
-        self, batch: int, starts: Starts, *, count: int, num_steps: int | None
+        self, batch: int, starts: SequenceStarts, *, count: int, num_steps: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Chooses the rows of a batch, uniform over starts and lanes.
 
         Args:
             batch: Its number.
-            starts: Where a sequence may start; `total` at least 1.
+            starts: Where a sequence may start; at least one pair.
             count: Sequences K in the batch.
             num_steps: Steps T of a sequence; None for single steps without a time axis.
 
         Returns:
             Flat rows ``(id - first_id) * lanes + lane`` and ids less first_id, each [K] or [K, T]; read only.
         """
-        key = (starts.total, count, num_steps)
+        known = starts.key
+        key = (known, count, num_steps)
         planned, first, rows, ids = self._planned
-        if planned == key and starts.pieces is None and 0 <= batch - first < len(rows):
+        if planned == key and known is not None and 0 <= batch - first < len(rows):
             return rows[batch - first], ids[batch - first]
-        if self._latest != key or starts.pieces is not None:
+        if self._latest != key or known is None:
             self._latest = key
-            return self._rows(self._draws(batch, count), starts, num_steps)
-        draws = uniforms(self.seed, batch, batches=_block_batches(count * (num_steps or 1)), count=count)
-        rows, ids = self._rows(draws.reshape(-1), starts, num_steps)
-        shape = (len(draws), count, *rows.shape[1:])
-        rows, ids = rows.reshape(shape), ids.reshape(shape)
+            return self.plan_of(self._next_draws(batch, count), starts, num_steps=num_steps)
+        draws = self.draws(batch, _block_batches(count * (num_steps or 1)), count=count)
+        rows, ids = self.plan_of(draws, starts, num_steps=num_steps)
         self._planned = (key, batch, rows, ids)
         return rows[0], ids[0]
 
-    def _draws(self, batch: int, count: int) -> NDArray[np.float64]:
+    def plan_of(
+        self, draws: NDArray[np.float64], starts: SequenceStarts, *, num_steps: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """As `plan`, for draws [*K]: rows and ids, each [*K] or [*K, T]."""
+        rows = starts.draw(draws)
+        if num_steps is not None:
+            rows = sequence_rows(rows, num_steps=num_steps, lanes=self.lanes)
+        return rows, rows // self.lanes
+
+    def _next_draws(self, batch: int, count: int) -> NDArray[np.float64]:
         drawn_count, first, draws = self._drawn
         if drawn_count != count or not 0 <= batch - first < len(draws):
-            draws = uniforms(self.seed, batch, batches=_block_batches(count), count=count)
+            draws = self.draws(batch, _block_batches(count), count=count)
             first = batch
             self._drawn = (count, first, draws)
         chosen: NDArray[np.float64] = draws[batch - first]
         return chosen
-
-    def _rows(
-        self, draws: NDArray[np.float64], starts: Starts, num_steps: int | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows = draw_rows(draws, starts, lanes=self.lanes)
-        if num_steps is not None:
-            rows = sequence_rows(rows, num_steps=num_steps, lanes=self.lanes)
-        return rows, rows // self.lanes
 
 
 def _block_batches(size: int) -> int:
@@ -211,10 +279,8 @@ class PassRequest:
     drop_remainder: bool
 
 
-def pass_batches(
-    first_id: int, next_id: int, *, lanes: int, request: PassRequest, runs: Sequence[int] = ()
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields the ids and lanes of each element of a deterministic pass.
+class PassPlan:
+    """The elements of a deterministic pass over a window, numbered from 0.
 
     Groups of `sample_batch_size` lanes come one after the other (lanes 0 to b-1 first); within a group, time goes
     forward. Windows start every `window_shift` steps and stay inside one run; the last ones hold fewer steps, and the
@@ -227,29 +293,56 @@ def pass_batches(
         request: What to read.
         runs: Ascending first ids of the runs that wrote the window.
 
-    Yields:
-        ids and lanes, both of the element's shape: [], [T], [b] or [b, T].
+    Attributes:
+        total: How many elements there are.
     """
-    spans = list(_pass_spans(first_id, next_id, request=request, runs=runs))
-    group = request.sample_batch_size or 1
-    for low in range(0, lanes, group):
-        chosen = np.arange(low, min(low + group, lanes), dtype=np.int64)
-        if request.drop_remainder and len(chosen) < group:
-            return
-        for start, stop in spans:
-            ids = np.broadcast_to(np.arange(start, stop, dtype=np.int64), (len(chosen), stop - start))
-            shape_of = (
-                0 if request.sample_batch_size is None else slice(None),
-                0 if request.num_steps is None else slice(None),
-            )
-            yield ids[shape_of], np.broadcast_to(chosen[:, None], ids.shape)[shape_of]
 
+    def __init__(
+        self, first_id: int, next_id: int, *, lanes: int, request: PassRequest, runs: Sequence[int] = ()
+    ) -> None:
+        self._request = request
+        self._lanes = lanes
+        self._size = request.num_steps or 1
+        self._group = request.sample_batch_size or 1
+        has_shift = request.window_shift is not None and request.num_steps is not None
+        self._shift = request.window_shift if has_shift and request.window_shift is not None else self._size
+        pieces = segments(first_id, next_id, runs=runs)
+        self._lows = np.array([low for low, _ in pieces], np.int64)
+        self._highs = np.array([high for _, high in pieces], np.int64)
+        lengths = self._highs - self._lows
+        if request.drop_remainder:
+            counts = np.where(lengths >= self._size, (lengths - self._size) // self._shift + 1, 0)
+            groups = lanes // self._group
+        else:
+            counts = -(-lengths // self._shift)
+            groups = -(-lanes // self._group)
+        self._ends = np.cumsum(counts)
+        self._windows = int(counts.sum())
+        self.total = groups * self._windows
 
-def _pass_spans(first_id: int, next_id: int, *, request: PassRequest, runs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    size = request.num_steps or 1
-    shift = size if request.window_shift is None or request.num_steps is None else request.window_shift
-    for low, high in segments(first_id, next_id, runs=runs):
-        for start in range(low, high, shift):
-            stop = min(start + size, high)
-            if stop - start == size or not request.drop_remainder:
-                yield start, stop
+    def block(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the ids and lanes of elements, as many of them as have the first one's shape.
+
+        Args:
+            numbers: [N] ascending numbers of elements, at least one, all below `total`.
+
+        Returns:
+            ids and lanes, both [n, *element], n at most N, an element being [], [T], [b] or [b, T].
+        """
+        group, window = np.divmod(numbers, self._windows)
+        piece = np.searchsorted(self._ends, window, side="right")
+        before = np.where(piece > 0, self._ends[piece - 1], 0)
+        starts = self._lows[piece] + (window - before) * self._shift
+        steps = np.minimum(self._size, self._highs[piece] - starts)
+        width = np.minimum(self._group, self._lanes - group * self._group)
+        differs = (steps != steps[0]) | (width != width[0])
+        like_first = int(differs.argmax()) if differs.any() else len(numbers)
+        shape = (like_first, int(width[0]), int(steps[0]))
+        ids = np.broadcast_to(starts[:like_first, None, None] + np.arange(shape[2]), shape)
+        lanes = np.broadcast_to((group[:like_first] * self._group)[:, None, None] + np.arange(shape[1])[:, None], shape)
+        chosen = (
+            slice(None),
+            0 if self._request.sample_batch_size is None else slice(None),
+            0 if self._request.num_steps is None else slice(None),
+        )
+        return ids[chosen], lanes[chosen]

@@ -289,10 +289,11 @@ def test_a_pass_with_sequence_preprocess_fn_is_not_implemented() -> None:
 
 
 def test_a_pass_whose_rows_are_overwritten_says_so() -> None:
-    with filled(5) as buffer:
+    with filled(0, max_length=600) as buffer:
+        buffer.extend(span(0, 600, 2))
         iterator = iter(buffer.as_dataset(1, num_steps=1, single_deterministic_pass=True))
         next(iterator)
-        buffer.extend(span(5, 100, 2))
+        buffer.extend(span(600, 900, 2))
         with pytest.raises(tf.errors.InvalidArgumentError, match="while a deterministic pass reads them"):
             for _ in iterator:
                 pass

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import diskbuf
-from diskbuf import StoreOptions, UniformReplayBuffer, plan
+from diskbuf import StoreOptions, UniformReplayBuffer
 
 CHUNK_BYTES = [1, 64, 100, 250, 1024, 4096, 10_000, 2**20]
 
@@ -173,13 +173,15 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(size=st.none() | st.integers(1, 4), num_steps=st.none() | st.integers(1, 5))
     def make_a_deterministic_pass(self, size: int | None, num_steps: int | None) -> None:
-        request = plan.PassRequest(sample_batch_size=size, num_steps=num_steps, window_shift=None, drop_remainder=False)
         for buffer in self.all_open:
             visited = []
-            window = (buffer.first_id, buffer.next_id)
-            for ids, lanes in plan.pass_batches(*window, lanes=self.lanes, request=request, runs=self.runs):
-                assert_rows(buffer.read(ids, lanes), ids, lanes)
-                visited += zip(np.ravel(ids).tolist(), np.ravel(lanes).tolist(), strict=True)
+            for items, info in buffer.as_numpy_iterator(size, num_steps, True) if self.first_id < self.next_id else ():
+                lanes = lanes_of(items)
+                assert_rows(items, info.ids, lanes)
+                assert info.ids.ndim == (size is not None) + (num_steps is not None)
+                if num_steps is not None:
+                    assert (lanes == lanes[..., :1]).all()
+                visited += zip(np.ravel(info.ids).tolist(), np.ravel(lanes).tolist(), strict=True)
             assert sorted(visited) == list(itertools.product(range(self.first_id, self.next_id), range(self.lanes)))
 
     @invariant()

@@ -1,67 +1,55 @@
-"""Rows as tf.data datasets, read by numpy on the host, one call an element. Knows no buffer, only what it hands in."""
+"""Rows as tf.data datasets. Two executors of one plan: TensorFlow's own gathers, and NumPy on the host.
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+Knows no buffer, only the readers that it is handed.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import DiskbufError, SpecError
-from diskbuf.tree import Structure
+from diskbuf.errors import SpecError
+from diskbuf.readers import in_graph, on_host
+from diskbuf.readers.elements import Elements, telling_tensorflow
+from diskbuf.readers.rows import Pass, PassReader, Sampler
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
+Executor = Literal["graph", "host"]
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Elements:
-    """What the elements of a dataset look like, and how they are told of their ids.
+_MOST_AHEAD = 16
+_MOST_AHEAD_BYTES = 2**20
+_MOST_PASS_ELEMENTS = 256
 
-    Attributes:
-        data_spec: Nest of ArraySpec for one step of one lane.
-        batch_size: Length of the batch axis; None for none.
-        num_steps: Length of the time axis; None for none.
-        info: Puts ids and probabilities together.
+
+def usual_read_ahead(elements: Elements) -> int:
+    """How many elements to draw from one window, where that need not be the window of their moment.
+
+    Enough to share the cost of a call, few enough to stay in the cache.
     """
-
-    data_spec: Any
-    batch_size: int | None
-    num_steps: int | None
-    info: Callable[[Any, Any], Any]
-
-    def __post_init__(self) -> None:
-        path = _list_in(self.data_spec, "")
-        if path is not None:
-            raise SpecError(
-                f"data_spec must hold no lists, which TensorFlow takes for tensors, got one at {path!r}. "
-                "Convert lists to tuples: (a, b, c) for [a, b, c].",
-                path=path,
-            )
-
-    def leading_shape(self, *, is_exact: bool) -> tuple[int | None, ...]:
-        """The batch and time axes; of unknown length when the last elements may be shorter."""
-        return tuple(
-            (length if is_exact else None) for length in (self.batch_size, self.num_steps) if length is not None
-        )
+    return max(1, min(_MOST_AHEAD, _MOST_AHEAD_BYTES // max(1, elements.nbytes)))
 
 
 def random_dataset(
     elements: Elements,
-    sample: Callable[[int], list[NDArray[Any]]],
+    sampler: Sampler,
     *,
+    read_ahead: int,
     num_parallel_calls: int | None,
     sequence_preprocess_fn: Callable[[Any], Any] | None,
+    executor: Executor | None = None,
 ) -> "tf.data.Dataset":
     """Returns an endless dataset of (items, info).
 
     Args:
         elements: What an element looks like.
-        sample: Reads element k: the leaves, the ids and the probabilities, all with a batch axis in front, which is
-            of length 1 when `elements.batch_size` is None.
+        sampler: Reads them.
+        read_ahead: Elements to draw from one window; with 1 each is drawn from the window of its moment.
         num_parallel_calls: Elements to read in parallel; None for one at a time.
         sequence_preprocess_fn: Applied to the items of each sequence.
+        executor: Who gathers the rows; None chooses.
 
     Returns:
         The dataset.
@@ -69,29 +57,14 @@ def random_dataset(
     Raises:
         SpecError: When data_spec holds lists, or sequence_preprocess_fn changes the structure, a dtype or a rank.
     """
-    import tensorflow as tf
-
-    structure = Structure(elements.data_spec)
-    leaves = structure.flatten(elements.data_spec)
-    leading = elements.leading_shape(is_exact=True)
-    ids_shape, probabilities_shape = leading, leading[: elements.batch_size is not None]
-    shapes = [(*leading, *spec.shape) for spec in leaves] + [ids_shape, probabilities_shape]
-    dtypes = [spec.dtype for spec in leaves] + [np.dtype(np.int64), np.dtype(np.float32)]
-
-    def read(number: NDArray[np.int64]) -> list[NDArray[Any]]:
-        with _telling_tensorflow():
-            found = sample(int(number))
-        return found if elements.batch_size is not None else [leaf.reshape(leaf.shape[1:]) for leaf in found]
-
-    def element(number: Any) -> Any:
-        tensors = tf.numpy_function(read, [number], [tf.as_dtype(dtype) for dtype in dtypes], stateful=True)
-        for tensor, shape in zip(tensors, shapes, strict=True):
-            tensor.set_shape(shape)
-        *rows, ids, probabilities = tensors
-        items = structure.unflatten(rows)
-        return items, elements.info(ids, probabilities)
-
-    dataset = tf.data.Dataset.counter().map(element, num_parallel_calls=num_parallel_calls)
+    view = None if executor == "host" else in_graph.view_of(sampler)
+    if view is None:
+        dataset = on_host.elements_of(elements, sampler, read_ahead=read_ahead, num_parallel_calls=num_parallel_calls)
+    else:
+        dataset = in_graph.elements_of(
+            elements, sampler, view, read_ahead=read_ahead, num_parallel_calls=num_parallel_calls
+        )
+    dataset = _with_options(dataset)
     return dataset if sequence_preprocess_fn is None else _preprocessed(dataset, sequence_preprocess_fn, elements)
 
 
@@ -115,66 +88,69 @@ def _preprocessed(dataset: "tf.data.Dataset", function: Callable[[Any], Any], el
     return after
 
 
-def pass_dataset(
-    elements: Elements,
-    read_pass: Callable[[], Iterator[list[NDArray[Any]]]],
-    *,
-    is_exact: bool,
-) -> "tf.data.Dataset":
+def pass_dataset(elements: Elements, reader: PassReader, *, is_exact: bool) -> "tf.data.Dataset":
     """Returns a finite dataset of (items, info), info without probabilities, as TF-Agents has it.
 
     Args:
         elements: What an element looks like.
-        read_pass: Begins a pass; yields the leaves and the ids of each element.
+        reader: Reads them.
         is_exact: Whether all elements have the full batch and time axes.
 
     Returns:
-        The dataset; each iterator begins a pass of its own.
+        The dataset; each iterator makes a pass of its own, through the window of its first element's moment.
 
     Raises:
         SpecError: When data_spec holds lists.
     """
     import tensorflow as tf
 
-    structure = Structure(elements.data_spec)
-    leading = elements.leading_shape(is_exact=is_exact)
-    flat_specs = [
-        *(
-            tf.TensorSpec((*leading, *spec.shape), tf.as_dtype(spec.dtype))
-            for spec in structure.flatten(elements.data_spec)
-        ),
-        tf.TensorSpec(leading, tf.int64),
-    ]
+    specs = elements.tensor_specs(is_exact=is_exact, has_probabilities=False)
+    most = max(1, min(_MOST_PASS_ELEMENTS, _MOST_AHEAD_BYTES // max(1, elements.nbytes)))
+    nothing = [np.empty((0, *(length or 0 for length in spec.shape)), spec.dtype.as_numpy_dtype) for spec in specs]
 
-    def elements_of_pass() -> Iterator[tuple[NDArray[Any], ...]]:
-        with _telling_tensorflow():
-            yield from (tuple(element) for element in read_pass())
+    def begin(_: Any) -> NDArray[np.int64]:
+        with telling_tensorflow():
+            return np.array(reader.begin(), np.int64)
 
-    def nest(*flat: Any) -> Any:
-        *rows, ids = flat
-        return structure.unflatten(rows), elements.info(ids, ())
+    def read(window: NDArray[np.int64], element: NDArray[np.int64]) -> list[NDArray[Any]]:
+        with telling_tensorflow():
+            found = reader.read(Pass(*window.tolist()), int(element), most)
+        if found is None:
+            return [np.array(0), *nothing]
+        leaves, ids = found
+        return [np.array(len(ids)), *leaves, ids]
 
-    return tf.data.Dataset.from_generator(elements_of_pass, output_signature=tuple(flat_specs)).map(nest)
+    def elements_of(window: Any) -> "tf.data.Dataset":
+        def block(element: Any, _: Any) -> Any:
+            count, *tensors = tf.numpy_function(
+                read, [window, element], [tf.int64, *(spec.dtype for spec in specs)], stateful=True
+            )
+            count.set_shape([])
+            for tensor, spec in zip(tensors, specs, strict=True):
+                tensor.set_shape([None, *spec.shape])
+            return element + count, (count, tuple(tensors))
+
+        blocks = tf.data.Dataset.counter().scan(tf.constant(0, tf.int64), block)
+        found = blocks.take_while(lambda count, _: count > 0)
+        return found.map(lambda _, tensors: elements.nest(*tensors, ())).unbatch()
+
+    def window_of(number: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(begin, [number], tf.int64, stateful=True), [2])
+
+    passes = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).map(window_of)
+    return _with_options(passes.flat_map(elements_of))
 
 
-@contextlib.contextmanager
-def _telling_tensorflow() -> Iterator[None]:
-    """Lets our errors arrive as `tf.errors.InvalidArgumentError`, which TensorFlow makes of a ValueError."""
-    try:
-        yield
-    except DiskbufError as error:
-        raise ValueError(str(error)) from error
+def _with_options(dataset: "tf.data.Dataset") -> "tf.data.Dataset":
+    """Keeps TensorFlow from writing the dataset's graph out, with the whole store as a constant in it.
 
+    Its optimizers and its automatic sharding both do; and its iterators count as stateful, as if they could not be
+    saved, though all their state is a number.
+    """
+    import tensorflow as tf
 
-def _list_in(nest: Any, path: str) -> str | None:
-    """Path of the first list in a nest, None when there is none."""
-    if isinstance(nest, list):
-        return path
-    if isinstance(nest, dict):
-        parts = list(nest.items())
-    elif isinstance(nest, tuple):
-        parts = list(enumerate(nest))
-    else:
-        return None
-    found = (_list_in(part, f"{path}/{name}" if path else str(name)) for name, part in parts)
-    return next((hit for hit in found if hit is not None), None)
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = False
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return dataset.with_options(options)

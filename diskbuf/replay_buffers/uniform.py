@@ -4,7 +4,6 @@ import contextlib
 import copy
 import functools
 import itertools
-import operator
 import os
 import secrets
 import shutil
@@ -20,8 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diskbuf import plan, specs
-from diskbuf.errors import ClosedError, EmptyBufferError, OptionError, ReadOnlyError, WindowError
+from diskbuf.errors import ClosedError, OptionError, ReadOnlyError, WindowError
 from diskbuf.options import StoreOptions
+from diskbuf.readers.elements import Elements
+from diskbuf.readers.requests import count, seed_of, share_of
+from diskbuf.readers.rows import PassReader, Sampler, Source, longest_run
 from diskbuf.replay_buffers.items import ItemFormat
 from diskbuf.replay_buffers.opening import StoreRequest, local_path, open_existing, open_for_writing
 from diskbuf.store.reading import Store
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _KIND = "uniform"
-_TRIES_OF_MANY, _TRIES_OF_ONE = 3, 1000
 
 
 class BufferInfo(NamedTuple):
@@ -137,10 +138,9 @@ class UniformReplayBuffer:
         self._set_store(store, request.format)
 
     def _set_reading(self, seed: int | None, *, dataset_drop_remainder: bool, dataset_window_shift: int | None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
-            raise OptionError(f"seed must be an int or None, got {seed!r}.")
-        self._seed = secrets.randbits(63) if seed is None else int(seed)
-        self._has_own_seed = seed is not None
+        given = seed_of(seed)
+        self._seed = secrets.randbits(63) if given is None else given
+        self._has_own_seed = given is not None
         self._streams = itertools.count()
         self._drop_remainder = flag("dataset_drop_remainder", dataset_drop_remainder)
         self._window_shift = (
@@ -152,20 +152,26 @@ class UniformReplayBuffer:
         self._writer = store if isinstance(store, WritableStore) else None
         _open_buffers.add(self)
         self._format = item_format
-        self._planner = self._new_planner()
+        self._source = Source(opened=self._opened)
+        self._episode_sources: dict[str | None, Source] = {}
+        self._sampler = self._new_sampler()
         self._path = store.path
         self._length = store.manifest.max_length
         self._metadata = store.manifest.metadata
 
-    def _new_planner(self) -> plan.RandomPlanner:
-        """A planner of its own for each reader, so that one doesn't change what another draws."""
-        return plan.RandomPlanner(plan.derive_seed(self._seed, next(self._streams)), lanes=self.batch_size)
+    def _new_sampler(
+        self, *, seed: int | None = None, share: plan.Share | None = None, within_episodes: bool | str = False
+    ) -> Sampler:
+        """A sampler with a seed of its own for each reader, so that one doesn't change what another draws."""
+        source = self._episode_source(within_episodes) if within_episodes is not False else self._source
+        own_seed = plan.derive_seed(self._seed, next(self._streams)) if seed is None else seed
+        return Sampler(source, plan.RandomPlanner(own_seed, lanes=self.batch_size, share=share or plan.Share()))
 
     def draw_anew(self) -> None:
         """Draws another seed, unless one was given: for a forked child, which would sample what its parent does."""
         if not self._has_own_seed:
             self._seed = secrets.randbits(63)
-            self._planner = self._new_planner()
+            self._sampler = self._new_sampler()
 
     # ---- what it is
 
@@ -291,7 +297,12 @@ class UniformReplayBuffer:
     # ---- reading
 
     def get_next(
-        self, sample_batch_size: int | None = None, num_steps: int | None = None, time_stacked: bool = True
+        self,
+        sample_batch_size: int | None = None,
+        num_steps: int | None = None,
+        time_stacked: bool = True,
+        *,
+        within_episodes: bool | str = False,
     ) -> tuple[Any, BufferInfo]:
         """Samples steps or sequences, uniform over all lanes and all ids at which a sequence may start.
 
@@ -301,6 +312,8 @@ class UniformReplayBuffer:
             sample_batch_size: Sequences S to a sample; None for one without a batch axis.
             num_steps: Steps T of a sequence; None for single steps without a time axis.
             time_stacked: Whether a sequence is one array with a time axis, or a tuple of T items.
+            within_episodes: Whether sequences stay inside one episode: True where the spec has a step_type, or the
+                path of a boolean leaf that is true in the last step of an episode.
 
         Returns:
             (items, info): items like `data_spec` with leaves [*shape], [S, *shape], [T, *shape] or [S, T, *shape],
@@ -309,14 +322,17 @@ class UniformReplayBuffer:
 
         Raises:
             EmptyBufferError: When the window is empty.
-            WindowError: When no run has num_steps steps in the window.
+            WindowError: When no run, or no episode, has num_steps steps in the window.
             OptionError: When an argument is outside its rule.
+            SpecError: When nothing in the spec tells where episodes end.
             ClosedError: After `close`.
         """
-        size = None if sample_batch_size is None else count("sample_batch_size", sample_batch_size)
-        steps = None if num_steps is None else count("num_steps", num_steps)
-        planner = self._planner
-        leaves, ids, probabilities = self._sample(planner, planner.next_batch(), count=size or 1, num_steps=steps)
+        size, steps = _size_and_steps(sample_batch_size, num_steps)
+        sampler = self._sampler
+        if within_episodes is not False:
+            sampler = Sampler(self._episode_source(within_episodes), sampler.planner)
+        batch = sampler.planner.next_batch()
+        leaves, ids, probabilities = sampler.sample(batch, count=size or 1, num_steps=steps)
         if size is None:
             leaves = [leaf.reshape(leaf.shape[1:]) for leaf in leaves]
             ids, probabilities = ids.reshape(ids.shape[1:]), probabilities.reshape(())
@@ -330,40 +346,6 @@ class UniformReplayBuffer:
             for step in range(steps)
         )
         return items, BufferInfo(tuple(ids.take(step, axis) for step in range(steps)), probabilities)
-
-    def _sample(
-        self, planner: plan.RandomPlanner, batch: int, *, count: int, num_steps: int | None
-    ) -> tuple[list[NDArray[Any]], NDArray[np.int64], NDArray[np.float32]]:
-        """Reads a batch of a planner: the columns, the ids, and the probabilities, with a batch axis in front."""
-        store = self._opened()
-        first_id, next_id = store.window()
-        for _ in range(_TRIES_OF_MANY if count > 1 else _TRIES_OF_ONE):
-            starts = plan.sequence_starts(first_id, next_id, num_steps=num_steps or 1, runs=store.runs)
-            if not starts.total:
-                raise self._too_few(first_id, next_id, num_steps or 1)
-            rows, ids = planner.plan(batch, starts, count=count, num_steps=num_steps)
-            leaves = store.gather(first_id, rows)
-            if leaves is not None:
-                probabilities = np.empty(count, np.float32)
-                probabilities.fill(1.0 / (starts.total * planner.lanes))
-                return leaves, ids + first_id, probabilities
-            first_id, next_id = store.window()
-        if count == 1:
-            raise WindowError(
-                f"{num_steps or 1} steps must stay in the window [{first_id}, {next_id}) while they are read, but the "
-                "writer evicts them faster. Use a larger max_length."
-            )
-        return self._sample_in_halves(planner, batch, count=count, num_steps=num_steps)
-
-    def _sample_in_halves(
-        self, planner: plan.RandomPlanner, batch: int, *, count: int, num_steps: int | None
-    ) -> tuple[list[NDArray[Any]], NDArray[np.int64], NDArray[np.float32]]:
-        """Reads a batch in halves, each from the window of its moment: the writer is too fast to read it at once."""
-        other = batch | 1 << (40 + count.bit_length())  # a batch number that nobody else has, for draws of its own
-        first = self._sample(planner, batch, count=count // 2, num_steps=num_steps)
-        second = self._sample(planner, other, count=count - count // 2, num_steps=num_steps)
-        leaves = [np.concatenate(pair) for pair in zip(first[0], second[0], strict=True)]
-        return leaves, np.concatenate([first[1], second[1]]), np.concatenate([first[2], second[2]])
 
     def gather_all(self) -> Any:
         """Returns everything in the window, oldest first.
@@ -417,14 +399,26 @@ class UniformReplayBuffer:
         num_parallel_calls: int | None = None,
         sequence_preprocess_fn: "Callable[[Any], Any] | None" = None,
         single_deterministic_pass: bool = False,
+        *,
+        seed: int | None = None,
+        start: int = 0,
+        shard: "tuple[int, int] | tf.distribute.InputContext | None" = None,
+        within_episodes: bool | str = False,
+        read_ahead: int | None = None,
     ) -> "tf.data.Dataset":
         """Returns a `tf.data.Dataset` of (items, BufferInfo), structured like `data_spec`.
 
-        Without `single_deterministic_pass` it samples for ever as `get_next` does, each element from the window at its
-        moment. With it, every step is visited once: groups of `sample_batch_size` lanes one after the other, time
-        going forward, in windows of `num_steps` that start every `dataset_window_shift` steps and stay inside one run
-        of the writer. The window of ids is taken when the iterator is made. The last windows and the last group are
-        shorter, unless the buffer was made with `dataset_drop_remainder`.
+        Without `single_deterministic_pass` it samples for ever as `get_next` does. With it, every step is visited
+        once: groups of `sample_batch_size` lanes one after the other, time going forward, in windows of `num_steps`
+        that start every `dataset_window_shift` steps and stay inside one run of the writer. The window of ids is taken
+        when an iterator gives its first element. The last windows and the last group are shorter, unless the buffer
+        was made with `dataset_drop_remainder`.
+
+        Element k of a seed depends on the seed, k and the window alone, so `start=k` goes on where another process
+        stopped; `tf.train.Checkpoint(iterator=iter(dataset))` does so too.
+
+        TensorFlow gathers the rows itself where the store's files can be mapped, else NumPy does; which rows they are
+        is the same. A dataset outlives a `close` of its buffer only to say that it was closed.
 
         Args:
             sample_batch_size: Sequences to an element, in a pass lanes to an element; None for no batch axis.
@@ -433,48 +427,151 @@ class UniformReplayBuffer:
             sequence_preprocess_fn: Applied to the items of each sequence before they are batched; must keep their
                 structure, dtypes and rank. Not with `single_deterministic_pass`, as in TF-Agents.
             single_deterministic_pass: Whether to visit every step once, in order.
+            seed: Makes the elements repeatable, in any process; None draws one from the buffer's.
+            start: Elements to leave out, of those that this reader would read.
+            shard: (index, count) or an InputContext: of every `count` elements, read the one at `index`.
+            within_episodes: Whether sequences stay inside one episode: True where the spec has a step_type, or the
+                path of a boolean leaf that is true in the last step of an episode.
+            read_ahead: Elements to draw from one window. None is 1 for a buffer that can be added to, so that each
+                element is drawn from the window of its moment, and up to 16 for one that is only read. A pass reads
+                ahead in any case.
 
         Returns:
             The dataset. A failure while it is read (an empty buffer) is a `tf.errors.OpError` with the message.
 
         Raises:
-            SpecError: When data_spec contains lists, which TensorFlow takes for tensors, or sequence_preprocess_fn
-                returns another structure.
+            SpecError: When data_spec contains lists, which TensorFlow takes for tensors, sequence_preprocess_fn
+                returns another structure, or nothing in the spec tells where episodes end.
             WindowError: When num_steps can't be had.
             OptionError: When an argument is outside its rule, or all data would be dropped.
             NotImplementedError: For sequence_preprocess_fn with a deterministic pass.
             ClosedError: After `close`.
         """
-        from diskbuf.readers import tf_data  # imports TensorFlow
+        from diskbuf.readers import tf_data  # the readers of TensorFlow only load with this call
 
-        size = None if sample_batch_size is None else count("sample_batch_size", sample_batch_size)
-        steps = None if num_steps is None else count("num_steps", num_steps)
-        elements = tf_data.Elements(data_spec=self.data_spec, batch_size=size, num_steps=steps, info=BufferInfo)
+        size, steps = _size_and_steps(sample_batch_size, num_steps)
+        elements = Elements(data_spec=self.data_spec, batch_size=size, num_steps=steps, info=BufferInfo)
+        if num_parallel_calls is not None and num_parallel_calls != -1:  # -1 is tf.data.AUTOTUNE
+            count("num_parallel_calls", num_parallel_calls)
+        ahead = None if read_ahead is None else count("read_ahead", read_ahead)
         if flag("single_deterministic_pass", single_deterministic_pass):
             if sequence_preprocess_fn is not None:
                 raise NotImplementedError(
                     "sequence_preprocess_fn is not supported with single_deterministic_pass. Use Dataset.map."
                 )
-            request = plan.PassRequest(
-                sample_batch_size=size,
-                num_steps=steps,
-                window_shift=self._window_shift,
-                drop_remainder=self._drop_remainder,
-            )
-            self._check_pass(request)
-            return tf_data.pass_dataset(elements, lambda: self._read_pass(request), is_exact=self._drop_remainder)
-        if num_parallel_calls is not None and num_parallel_calls != -1:  # -1 is tf.data.AUTOTUNE
-            count("num_parallel_calls", num_parallel_calls)
-        self._check_steps(steps or 1)
-        planner = self._new_planner()
-
-        def sample(batch: int) -> list[NDArray[Any]]:
-            leaves, ids, probabilities = self._sample(planner, batch, count=size or 1, num_steps=steps)
-            return [*leaves, ids, probabilities]
-
+            reader = self._pass_reader(size, steps, share_of(start, shard), seed=seed, within_episodes=within_episodes)
+            return tf_data.pass_dataset(elements, reader, is_exact=self._drop_remainder)
+        sampler = self._random_reader(steps, share_of(start, shard), seed=seed, within_episodes=within_episodes)
+        if ahead is None:
+            ahead = 1 if self._writer is not None else tf_data.usual_read_ahead(elements)
         return tf_data.random_dataset(
-            elements, sample, num_parallel_calls=num_parallel_calls, sequence_preprocess_fn=sequence_preprocess_fn
+            elements,
+            sampler,
+            read_ahead=ahead,
+            num_parallel_calls=num_parallel_calls,
+            sequence_preprocess_fn=sequence_preprocess_fn,
         )
+
+    def as_numpy_iterator(
+        self,
+        sample_batch_size: int | None = None,
+        num_steps: int | None = None,
+        single_deterministic_pass: bool = False,
+        *,
+        seed: int | None = None,
+        start: int = 0,
+        shard: "tuple[int, int] | tf.distribute.InputContext | None" = None,
+        within_episodes: bool | str = False,
+    ) -> Iterator[tuple[Any, BufferInfo]]:
+        """Returns the elements of `as_dataset` as NumPy arrays, read by NumPy; TensorFlow isn't needed.
+
+            >>> spec = {"reward": specs.ArraySpec([], "float32")}
+            >>> with UniformReplayBuffer(spec, batch_size=2, seed=7) as buffer:
+            ...     for t in range(5):
+            ...         buffer.add_batch({"reward": np.full([2], t, "f4")})
+            ...     steps = [items["reward"].tolist() for items, _ in buffer.as_numpy_iterator(2, 2, True)]
+            >>> steps
+            [[[0.0, 1.0], [0.0, 1.0]], [[2.0, 3.0], [2.0, 3.0]], [[4.0], [4.0]]]
+
+        Args:
+            sample_batch_size: As in `as_dataset`.
+            num_steps: As in `as_dataset`.
+            single_deterministic_pass: As in `as_dataset`.
+            seed: As in `as_dataset`; the same seed means the same elements.
+            start: As in `as_dataset`.
+            shard: As in `as_dataset`.
+            within_episodes: As in `as_dataset`.
+
+        Returns:
+            An iterator over (items, info), each freshly allocated; endless unless it makes a pass. What goes wrong
+            while it is read (an empty buffer, a closed one) is raised as our own error.
+
+        Raises:
+            SpecError: When nothing in the spec tells where episodes end.
+            WindowError: When num_steps can't be had.
+            OptionError: When an argument is outside its rule, or all data would be dropped.
+            ClosedError: After `close`.
+        """
+        size, steps = _size_and_steps(sample_batch_size, num_steps)
+        share = share_of(start, shard)
+        if flag("single_deterministic_pass", single_deterministic_pass):
+            return self._pass(self._pass_reader(size, steps, share, seed=seed, within_episodes=within_episodes))
+        return self._samples(self._random_reader(steps, share, seed=seed, within_episodes=within_episodes), size, steps)
+
+    def _samples(self, sampler: Sampler, size: int | None, steps: int | None) -> Iterator[tuple[Any, BufferInfo]]:
+        for batch in itertools.count():
+            leaves, ids, probabilities = sampler.sample(batch, count=size or 1, num_steps=steps)
+            if size is None:
+                leaves = [leaf[0] for leaf in leaves]
+                ids, probabilities = ids[0], probabilities[0]
+            yield self._format.structure.unflatten(leaves), BufferInfo(ids, probabilities)
+
+    def _pass(self, reader: PassReader) -> Iterator[tuple[Any, BufferInfo]]:
+        window = reader.begin()
+        element = 0
+        while (found := reader.read(window, element, 1)) is not None:
+            leaves, ids = found
+            yield self._format.structure.unflatten([leaf[0] for leaf in leaves]), BufferInfo(ids[0], ())
+            element += 1
+
+    def _random_reader(
+        self, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str
+    ) -> Sampler:
+        sampler = self._new_sampler(seed=seed_of(seed), share=share, within_episodes=within_episodes)
+        self._check_steps(steps or 1)
+        return sampler
+
+    def _pass_reader(
+        self, size: int | None, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str
+    ) -> PassReader:
+        seed_of(seed)  # a pass draws nothing
+        if within_episodes is not False:
+            raise OptionError(
+                f"within_episodes must be False with single_deterministic_pass, got {within_episodes!r}. "
+                "Read episode by episode: diskbuf.episodes lists them."
+            )
+        self._opened()
+        request = plan.PassRequest(
+            sample_batch_size=size,
+            num_steps=steps,
+            window_shift=self._window_shift,
+            drop_remainder=self._drop_remainder,
+        )
+        self._check_pass(request)
+        return PassReader(self._source, request, share)
+
+    def _episode_source(self, within_episodes: bool | str) -> Source:
+        """The rows with an index of the episodes, which is kept for the next reader."""
+        from diskbuf.episode_index import EpisodeIndex
+
+        if not isinstance(within_episodes, str):
+            flag("within_episodes", within_episodes)
+        ends = within_episodes if isinstance(within_episodes, str) else None
+        source = self._episode_sources.get(ends)
+        if source is None:
+            source = Source(opened=self._opened, episodes=EpisodeIndex(self._opened(), ends=ends))
+            self._episode_sources[ends] = source
+        return source
 
     def _check_pass(self, request: plan.PassRequest) -> None:
         size, steps = request.sample_batch_size or 1, request.num_steps or 1
@@ -490,22 +587,6 @@ class UniformReplayBuffer:
                 f"num_steps must be at most max_length, {self._length}, when dataset_drop_remainder is set, "
                 f"got {steps}: ALL data will be dropped by the deterministic dataset. Make it smaller."
             )
-
-    def _read_pass(self, request: plan.PassRequest) -> Iterator[list[NDArray[Any]]]:
-        """Yields the leaves and ids of each element of a pass over the window of this moment."""
-        store = self._opened()
-        window = store.window()
-        if window[0] == window[1]:
-            raise self._too_few(*window, 1)
-        for ids, lanes in plan.pass_batches(*window, lanes=self.batch_size, request=request, runs=store.runs):
-            first_id = int(ids.min())
-            leaves = self._opened().gather(first_id, (ids - first_id) * self.batch_size + lanes)
-            if leaves is None:
-                raise WindowError(
-                    f"ids from {first_id} must stay in the window while a deterministic pass reads them, "
-                    "but were evicted. Stop adding meanwhile, or use a larger max_length."
-                )
-            yield [*leaves, ids]
 
     # ---- keeping
 
@@ -557,24 +638,12 @@ class UniformReplayBuffer:
             )
         return ClosedError(f"buffer {self._path} must be open, but was closed. Open it again with mode='r+'.")
 
-    def _too_few(self, first_id: int, next_id: int, num_steps: int) -> WindowError:
-        if first_id == next_id:
-            return EmptyBufferError(f"buffer {self._path} must hold steps to be sampled, but is empty. Add some first.")
-        return WindowError(
-            f"num_steps must be at most {self._longest_run(first_id, next_id)}, got {num_steps}: no more consecutive "
-            f"ids are in the window [{first_id}, {next_id}) without a restart of the writer between them. "
-            "Add more steps."
-        )
-
-    def _longest_run(self, first_id: int, next_id: int) -> int:
-        pieces = plan.segments(first_id, next_id, runs=self._opened().runs)
-        return max((high - low for low, high in pieces), default=0)
-
     def _check_steps(self, num_steps: int) -> None:
         """Refuses at the call what no element could ever hold. A writable buffer may still grow."""
-        first_id, next_id = self._opened().window()
-        if self._writer is None and self._longest_run(first_id, next_id) < num_steps:
-            raise self._too_few(first_id, next_id, num_steps)
+        store = self._opened()
+        window = store.window()
+        if self._writer is None and longest_run(store, window) < num_steps:
+            raise self._source.too_few(store, window, num_steps)
         if self._length is not None and num_steps > self._length:
             raise WindowError(f"num_steps must be at most max_length, {self._length}, got {num_steps}.")
 
@@ -668,21 +737,9 @@ def _whole_ids(path: Path) -> tuple[int, int] | None:
     return first_id, next_id
 
 
-def count(name: str, value: Any) -> int:
-    """Returns an argument that counts something.
-
-    Raises:
-        OptionError: When it isn't an int of at least 1.
-    """
-    if type(value) is int and value >= 1:
-        return value
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise OptionError(f"{name} must be an int of at least 1, got {value!r}.")
-    return number
+def _size_and_steps(sample_batch_size: Any, num_steps: Any) -> tuple[int | None, int | None]:
+    size = None if sample_batch_size is None else count("sample_batch_size", sample_batch_size)
+    return size, None if num_steps is None else count("num_steps", num_steps)
 
 
 def flag(name: str, value: Any) -> bool:

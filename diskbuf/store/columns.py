@@ -128,6 +128,23 @@ class Column(abc.ABC):
             [*K, *shape], freshly allocated.
         """
 
+    @property
+    def flat(self) -> NDArray[Any] | None:
+        """The column as one array [rows, *shape] that `take` indexes, None where it isn't one."""
+        return None
+
+    def expect_random_reads(self) -> None:
+        """Lets a fault read the page that it needs and none around it; only a hint."""
+        return
+
+    def ask_for(self, rows: NDArray[np.int64]) -> None:
+        """Asks the kernel to read rows that will be taken soon, without waiting for them; only a hint.
+
+        Args:
+            rows: As `take` counts them.
+        """
+        del rows
+
     @abc.abstractmethod
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         """Returns `count` ids inside one chunk as [count, lanes, *shape]; may share memory with the file."""
@@ -236,6 +253,8 @@ class MappedColumn(Column):
         """
         if chunk - self._first_chunk >= self._chunks:
             larger = Reservation(2 * (chunk + 1 - self._first_chunk) * self._pitch)
+            if self._reservation.is_read_randomly:
+                larger.expect_random_reads()
             for known in sorted(self.attached.values()):
                 with contextlib.suppress(FileNotFoundError):  # cleared since
                     self._map(known, larger)
@@ -256,6 +275,19 @@ class MappedColumn(Column):
         chunk, row = np.divmod(ids, self.layout.chunk_rows)
         found: NDArray[Any] = self._view[chunk, row, lanes]
         return found if rows.ndim else found.copy()  # one row alone is a view of the file
+
+    @property
+    def flat(self) -> NDArray[Any] | None:
+        return self._flat if self._is_flat else None
+
+    def expect_random_reads(self) -> None:
+        self._reservation.expect_random_reads()
+
+    def ask_for(self, rows: NDArray[np.int64]) -> None:
+        row_of_chunk = self.layout.chunk_rows * self.layout.lanes
+        chunk, row = np.divmod(rows.reshape(-1), row_of_chunk)
+        starts = chunk * self._pitch + row * self._lane_bytes
+        self._reservation.ask_for(starts, size=self._lane_bytes)
 
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)

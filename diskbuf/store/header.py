@@ -24,8 +24,12 @@ import threading
 import zlib
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diskbuf.errors import StoreCorruptError
 from diskbuf.store import files
+from diskbuf.store.mapping import Reservation
 
 HEADER_BYTES = 4096
 EPOCH, GENERATION, FLOOR, NEXT, DEVICE, INODE, SEAL_EPOCH, SEAL = 4, 5, 6, 7, 8, 9, 10, 11
@@ -179,6 +183,12 @@ class LiveHeader:
             _pack_record(page, 0 if newest is None else newest[0] + 1, extent, journal_stamp)
         if sync:
             files.sync_descriptor(self._descriptor)
+
+    def map_words(self) -> NDArray[np.int64]:
+        """Maps the page once more, to be read for as long as the array lives, also after `close`; [512] int64."""
+        page = Reservation(HEADER_BYTES)
+        page.map_file(0, self._descriptor, size=HEADER_BYTES, writable=False)
+        return page.bytes().view(np.int64)
 
     def close(self) -> None:
         """Unmaps the page; the words stay on disk."""

@@ -36,6 +36,10 @@ class Reservation:
     Args:
         size: Bytes, a page multiple above 0.
 
+    Attributes:
+        size: Its bytes.
+        is_read_randomly: Whether a fault reads no more than its page.
+
     Raises:
         OSError: When the address space can't be had (ENOMEM under a limit).
     """
@@ -44,6 +48,7 @@ class Reservation:
         if size > MOST_BYTES:
             raise OSError(errno.ENOMEM, f"mmap of {size} bytes: {os.strerror(errno.ENOMEM)}")
         self.size = size
+        self.is_read_randomly = False
         self._mmap, self._munmap, self._madvise = _functions()
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._address = self._checked(self._mmap(None, size, mmap.PROT_READ, flags, -1, 0))
@@ -67,6 +72,8 @@ class Reservation:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = self._address + offset
         self._checked(self._mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0))
+        if self.is_read_randomly:
+            self._madvise(address, size, mmap.MADV_RANDOM)
 
     def populate(self, offset: int, *, size: int) -> None:
         """Makes a mapped range ready to be written to, at a fraction of what a fault on each of its pages costs.
@@ -79,6 +86,29 @@ class Reservation:
         """
         start = offset - offset % mmap.PAGESIZE
         self._madvise(self._address + start, offset + size - start, _MADV_POPULATE_WRITE)
+
+    def expect_random_reads(self) -> None:
+        """Lets a fault on a mapped page read that page and none around it; only a hint."""
+        if not self.is_read_randomly:
+            self.is_read_randomly = True
+            self._madvise(self._address, self.size, mmap.MADV_RANDOM)
+
+    def ask_for(self, offsets: NDArray[np.int64], *, size: int) -> None:
+        """Asks the kernel to read ranges from the disk, without waiting for it; only a hint.
+
+        Args:
+            offsets: [K] where each begins in the reservation; whole pages around it are meant.
+            size: Bytes of each.
+        """
+        first, at = np.unique(offsets // mmap.PAGESIZE, return_index=True)
+        if not len(first):
+            return
+        last = (offsets[at] + size - 1) // mmap.PAGESIZE
+        is_apart = first[1:] > last[:-1] + 1  # ranges of one size that touch are asked for at once
+        starts = first[np.concatenate([[True], is_apart])]
+        sizes = last[np.concatenate([is_apart, [True]])] + 1 - starts
+        for start, length in zip(starts.tolist(), sizes.tolist(), strict=True):
+            self._madvise(self._address + start * mmap.PAGESIZE, length * mmap.PAGESIZE, mmap.MADV_WILLNEED)
 
     def unmap(self, offset: int, *, size: int) -> None:
         """Gives a range back to the reservation: it reads as zeros and no longer holds a file's space.

@@ -17,15 +17,30 @@ from numpy.typing import NDArray
 from diskbuf.errors import StoreCorruptError, StoreFormatError
 from diskbuf.store import mapping
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, rot_in
-from diskbuf.store.columns import Column, FileColumn, MappedColumn
-from diskbuf.store.header import EPOCH, FLOOR, NEXT, Extent, LiveHeader
+from diskbuf.store.cold_reads import ColdReads
+from diskbuf.store.columns import Column, FileColumn, MappedColumn, aligned_empty
+from diskbuf.store.header import EPOCH, FLOOR, HEADER_BYTES, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.journal import JournalColumn, journal_of_store, read_journal
 from diskbuf.store.journaled_column import JournaledColumn
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
 from diskbuf.store.manifest import Manifest, read_manifest
+from diskbuf.store.mapped_view import ATTACHED_TO, DETACH_AT, DETACHED_TO, LIMITS, VIEW, MappedRows, MappedView
 
 EVERY_ID = sys.maxsize
 """Above every id."""
+
+
+class _Limit:
+    """An int attribute of a store that lies in its `_limits`, where executors that don't ask Python see it too."""
+
+    def __init__(self, word: int) -> None:
+        self._word = word
+
+    def __get__(self, store: "Store", owner: type["Store"]) -> int:
+        return store._limits[self._word]
+
+    def __set__(self, store: "Store", value: int) -> None:
+        store._limits[self._word] = value
 
 
 class Store:
@@ -49,6 +64,10 @@ class Store:
     """
 
     _writable = False
+    _attached_to = _Limit(ATTACHED_TO)
+    _detach_at = _Limit(DETACH_AT)
+    _detached_to = _Limit(DETACHED_TO)
+    _view = _Limit(VIEW)
 
     def __init__(
         self,
@@ -67,6 +86,10 @@ class Store:
         self._only = only
         self._verifies = verifies
         self._attaching = threading.RLock()
+        self.cold_reads = ColdReads()
+        self._shared_limits = aligned_empty((LIMITS,), np.dtype(np.int64))
+        self._shared_limits.fill(0)
+        self._limits = memoryview(self._shared_limits)  # type: ignore[arg-type]  # numpy's Buffer
         self._header = None if only is not None else self._open_header()
         try:
             self._load()
@@ -109,6 +132,7 @@ class Store:
 
     def _take(self, manifest: Manifest, extent: Extent) -> None:
         """Takes over what the files say and attaches the chunks of the window."""
+        self._view += 1
         self.manifest = manifest
         self._unverified = self._checksums_of(extent) if self._verifies else {}
         header = self._header
@@ -118,6 +142,7 @@ class Store:
         layouts = column_layouts(self._leaves, manifest, path=self.path)
         rings = [layout.ring_rows - layout.chunk_rows for layout in layouts if layout.ring_rows is not None]
         self._keeps = min(rings, default=EVERY_ID)
+        self.lane_bytes = sum(layout.lane_bytes for layout in layouts)
         self.columns = [
             self._make_column(layout, first_chunk=self._static[0] // layout.chunk_rows) for layout in layouts
         ]
@@ -166,8 +191,11 @@ class Store:
     def attach_chunk(self, number: int, chunk: int) -> None:
         """Attaches a chunk of a column; a column that can't be mapped any further is read call by call from then on."""
         mapped = self.columns[number]
+        place = mapped.flat
         try:
             mapped.attach(chunk)
+            if mapped.flat is not place:  # it has moved to more address space
+                self._view += 1
             return
         except OSError as error:
             if error.errno != errno.ENOMEM:
@@ -175,6 +203,7 @@ class Store:
         plain = FileColumn(mapped.layout, mapped.folder, writable=self._writable)
         plain.attached.update(mapped.attached)
         plain.attach(chunk)
+        self._view += 1
         self.columns[number] = plain
 
     def _attach(self, window: tuple[int, int]) -> None:
@@ -266,6 +295,11 @@ class Store:
         return max(floor, words[NEXT] - self._keeps, self._detached_to)
 
     @property
+    def is_writable(self) -> bool:
+        """Whether rows can be added through this store."""
+        return self._writable
+
+    @property
     def runs(self) -> tuple[int, ...]:
         """First id of each run that wrote rows, ascending."""
         return self.manifest.runs
@@ -327,6 +361,54 @@ class Store:
             return found
         return [leaf[:, lost:].copy() for leaf in found] if lost < next_id - first_id else None
 
+    def mapped_view(self) -> MappedView | None:
+        """Returns what it takes to gather rows without asking Python each time, None where that can't be.
+
+        It can't where a column isn't one array, where chunks are checked as they are read, or where somebody writes and
+        this processor may see the writes in another order.
+        """
+        self.window()
+        header = self._header
+        words, epoch = self._words, self._epoch
+        columns = [(column.flat, column.layout) for column in self.columns]
+        if self._verifies or any(flat is None and layout.row_bytes for flat, layout in columns):
+            return None
+        if words is not None and not STORES_IN_ORDER:
+            return None
+        if words is None or header is None:
+            shared = aligned_empty((HEADER_BYTES // 8,), np.dtype(np.int64))
+            shared.fill(0)
+            shared[EPOCH], shared[FLOOR], shared[NEXT] = epoch, *self._static
+        else:
+            shared = header.map_words()
+        return MappedView(
+            columns=[
+                MappedRows(flat=flat, layout=layout, ring_rows=layout.ring_rows, first_row=-column.offset(0))
+                for (flat, layout), column in zip(columns, self.columns, strict=True)
+            ],
+            words=shared,
+            limits=self._shared_limits,
+            epoch=epoch,
+            view=self._view,
+            max_length=self._length,
+            lowest=self._lowest,
+            keeps=self._keeps,
+            lanes=self.manifest.batch_size,
+            runs=self.runs,
+        )
+
+    def ask_for(self, first_id: int, rows: NDArray[np.int64]) -> None:
+        """Asks the kernel to read rows that will be gathered soon, all at once and without waiting for them.
+
+        Args:
+            first_id: The id that `rows` counts from.
+            rows: [*K] flat rows ``(id - first_id) * lanes + lane``, inside the window.
+        """
+        for column in self.columns:
+            if self.cold_reads.is_crowded:
+                column.expect_random_reads()
+            column.ask_for(rows + column.offset(first_id))
+
     def _verify(self, ids: NDArray[np.int64], columns: Sequence[Column] | None = None) -> None:
         """Checks the chunks that hold ids, of all columns or of chosen ones, each the first time only.
 
@@ -359,6 +441,7 @@ class Store:
 
     def close(self) -> None:
         """Closes the files; closing twice is fine. Arrays handed out stay valid."""
+        self._view += 1
         header, self._header = self._header, None
         if header is not None:
             header.close()

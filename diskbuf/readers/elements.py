@@ -1,0 +1,100 @@
+"""What the elements of a dataset look like to TensorFlow, and how our errors reach its users."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from diskbuf.errors import DiskbufError, SpecError
+from diskbuf.specs import ArraySpec
+from diskbuf.tree import Structure
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Elements:
+    """What the elements of a dataset look like, and how they are told of their ids.
+
+    Attributes:
+        data_spec: Nest of ArraySpec for one step of one lane.
+        batch_size: Length of the batch axis; None for none.
+        num_steps: Length of the time axis; None for none.
+        info: Puts ids and probabilities together.
+    """
+
+    data_spec: Any
+    batch_size: int | None
+    num_steps: int | None
+    info: Callable[[Any, Any], Any]
+
+    def __post_init__(self) -> None:
+        path = _list_in(self.data_spec, "")
+        if path is not None:
+            raise SpecError(
+                f"data_spec must hold no lists, which TensorFlow takes for tensors, got one at {path!r}. "
+                "Convert lists to tuples: (a, b, c) for [a, b, c].",
+                path=path,
+            )
+
+    @property
+    def structure(self) -> Structure:
+        """The structure of the items."""
+        return Structure(self.data_spec)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the items of one element."""
+        steps = (self.batch_size or 1) * (self.num_steps or 1)
+        specs: list[ArraySpec] = self.structure.flatten(self.data_spec)
+        return steps * sum(math.prod(spec.shape) * int(spec.dtype.itemsize) for spec in specs)
+
+    def leading_shape(self, *, is_exact: bool) -> tuple[int | None, ...]:
+        """The batch and time axes; of unknown length when the last elements may be shorter."""
+        return tuple(
+            (length if is_exact else None) for length in (self.batch_size, self.num_steps) if length is not None
+        )
+
+    def tensor_specs(self, *, is_exact: bool, has_probabilities: bool) -> "list[tf.TensorSpec]":
+        """The leaves of an element: the columns, the ids, and the probabilities where it has them."""
+        import tensorflow as tf
+
+        leading = self.leading_shape(is_exact=is_exact)
+        specs = [
+            tf.TensorSpec((*leading, *spec.shape), tf.as_dtype(spec.dtype))
+            for spec in self.structure.flatten(self.data_spec)
+        ]
+        specs.append(tf.TensorSpec(leading, tf.int64))
+        if has_probabilities:
+            specs.append(tf.TensorSpec(leading[: self.batch_size is not None], tf.float32))
+        return specs
+
+    def nest(self, *flat: Any) -> Any:
+        """Returns (items, info) of an element's leaves with probabilities."""
+        *rows, ids, probabilities = flat
+        return self.structure.unflatten(rows), self.info(ids, probabilities)
+
+
+@contextlib.contextmanager
+def telling_tensorflow() -> Iterator[None]:
+    """Lets our errors arrive as `tf.errors.InvalidArgumentError`, which TensorFlow makes of a ValueError."""
+    try:
+        yield
+    except DiskbufError as error:
+        raise ValueError(str(error)) from error
+
+
+def _list_in(nest: Any, path: str) -> str | None:
+    """Path of the first list in a nest, None when there is none."""
+    if isinstance(nest, list):
+        return path
+    if isinstance(nest, dict):
+        parts = list(nest.items())
+    elif isinstance(nest, tuple):
+        parts = list(enumerate(nest))
+    else:
+        return None
+    found = (_list_in(part, f"{path}/{name}" if path else str(name)) for name, part in parts)
+    return next((hit for hit in found if hit is not None), None)
