@@ -19,6 +19,7 @@ from tf_agents.drivers.dynamic_step_driver import DynamicStepDriver
 from tf_agents.environments import suite_gym
 from tf_agents.environments.tf_py_environment import TFPyEnvironment
 from tf_agents.networks.q_network import QNetwork
+from tf_agents.utils import common
 
 import diskbuf
 from diskbuf.replay_buffers import TFUniformReplayBuffer  # was: from tf_agents.replay_buffers...
@@ -39,14 +40,14 @@ def main() -> None:
         optimizer=tf.compat.v1.train.AdamOptimizer(1e-3),
     )
     agent.initialize()
-    agent.train = tf.function(agent.train)
+    agent.train = common.function(agent.train)
 
     with TFUniformReplayBuffer(
         agent.collect_data_spec, batch_size=environment.batch_size, max_length=100_000, path=options.path
     ) as replay_buffer:
         print(f"Found {int(replay_buffer.num_frames())} rows in {options.path}")
         driver = DynamicStepDriver(environment, agent.collect_policy, observers=[replay_buffer.add_batch], num_steps=10)
-        driver.run = tf.function(driver.run)
+        driver.run = common.function(driver.run)
         driver.run()
         dataset = replay_buffer.as_dataset(sample_batch_size=64, num_steps=2, num_parallel_calls=2).prefetch(2)
         for iteration, (experience, _) in enumerate(dataset.take(options.num_iterations), start=1):
