@@ -32,11 +32,11 @@ from diskbuf.store.manifest import (
     read_copy,
     read_manifest,
 )
+from diskbuf.store.quarantine import move_to_quarantine, quarantine_path
 from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
 from diskbuf.store.writing import lock_store
 
 _PIECE_BYTES = 2**22
-QUARANTINE_FOLDER = "quarantine"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -707,27 +707,20 @@ class _Quarantine:
     def take(self, path: Path) -> Iterator[str]:
         """Moves a file, or whatever is in its place, out of the store."""
         if os.path.lexists(path):
-            target = self._target(path)
-            yield f"move {path} to {target}"
+            yield f"move {path} to {quarantine_path(self.store, path)}"
             if not self.is_dry_run:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(target)
+                move_to_quarantine(self.store, path)
                 files.sync_folder(path.parent)
 
     def copy(self, path: Path) -> Iterator[str]:
         """Keeps a copy of a file that is going to be changed."""
-        target = self._target(path)
+        target = quarantine_path(self.store, path)
         yield f"copy {path} to {target}"
         if not self.is_dry_run:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
             files.sync_file(target)
             files.sync_folder(target.parent)
-
-    def _target(self, path: Path) -> Path:
-        target = self.store / STATE_FOLDER / QUARANTINE_FOLDER / path.relative_to(self.store)
-        names = (target.with_name(f"{target.name}.{number}") for number in itertools.count(1))
-        return target if not os.path.lexists(target) else next(name for name in names if not os.path.lexists(name))
 
 
 def _chunk_path(store: Path, layout: ColumnLayout, chunk: int) -> Path:

@@ -56,6 +56,107 @@ def test_with_fsync_always_another_boot_finds_every_add(tmp_path: Path) -> None:
                     assert assert_whole(reader, shape) == (max(0, number - 19), number + 1)
 
 
+def lost_files(store: Path) -> set[str]:
+    folder = store / ".diskbuf" / "quarantine"
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def flushed_and_more(buffer: diskbuf.UniformReplayBuffer, shape: Shape) -> None:
+    buffer.extend(shape.sequence(0, 20))
+    buffer.flush()
+    buffer.extend(shape.sequence(20, 60))
+
+
+def test_chunks_of_steps_that_were_added_but_not_synced_are_moved_aside_and_named(tmp_path: Path) -> None:
+    shape = Shape(kind="unbounded", lanes=1, chunk_bytes=64, fsync="never")
+    with shape.open(tmp_path / "store") as buffer:
+        flushed_and_more(buffer, shape)
+        with after_another_boot(tmp_path / "store") as store:
+            kept = {path.name: path.read_bytes() for path in (store / "id").glob("c.*") if path.stat().st_size}
+            with diskbuf.open(store) as reader:
+                assert reader.next_id == 20
+            assert not lost_files(store), "a reader changes nothing"
+            with pytest.warns(RuntimeWarning, match=r"steps behind them were moved to .*quarantine\.$"):
+                shape.open(store).close()
+            assert {"id/c.3.0", "id/c.7.0", "frame/c.5.0.0"} <= lost_files(store)
+            assert "id/c.2.0" not in lost_files(store)
+            for name in ("c.3.0", "c.7.0"):
+                assert (store / ".diskbuf" / "quarantine" / "id" / name).read_bytes() == kept[name]
+            lost = lost_files(store)
+            with shape.open(store) as other:
+                other.extend(shape.sequence(20, 60))
+            assert lost_files(store) == lost
+            with diskbuf.open(store) as reader:
+                assert assert_whole(reader, shape) == (0, 60)
+
+
+def test_an_opening_that_is_killed_on_the_way_loses_no_chunk_that_was_to_be_moved_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    shape = Shape(kind="unbounded", lanes=1, chunk_bytes=64, fsync="never")
+    with shape.open(tmp_path / "store") as buffer:
+        flushed_and_more(buffer, shape)
+        with after_another_boot(tmp_path / "store") as store:
+            chunks = {path.name for path in (store / "id").glob("c.*")}
+            for call in ("move_to_quarantine", "ColumnWriter"):
+                with monkeypatch.context() as broken:
+                    broken.setattr(f"diskbuf.store.writing.{call}", die)
+                    with pytest.raises(KeyboardInterrupt):
+                        shape.open(store)
+            shape.open(store).close()
+            there = {path.name for path in (store / "id").glob("c.*")}
+            assert there | {Path(name).name for name in lost_files(store) if name.startswith("id/")} == chunks
+
+
+def test_what_was_only_begun_ahead_is_removed_after_a_power_cut(tmp_path: Path) -> None:
+    shape = Shape(kind="unbounded", lanes=1, chunk_bytes=64, fsync="never")
+    with shape.open(tmp_path / "store") as buffer:
+        buffer.extend(shape.sequence(0, 20))
+        buffer.flush()
+        with after_another_boot(tmp_path / "store") as store:
+            for name in ("c.3.0", "c.4.0"):
+                (store / "id" / name).write_bytes(bytes(64))
+            (store / "id" / ".zarr.json.tmp").write_bytes(b"half")
+            shape.open(store).close()
+            assert not lost_files(store)
+            assert {path.name for path in (store / "id").iterdir()} == {"zarr.json", "c.0.0", "c.1.0", "c.2.0"}
+
+
+def test_a_killed_writers_leftovers_on_the_same_boot_are_removed(tmp_path: Path) -> None:
+    shape = Shape(kind="unbounded", lanes=1, chunk_bytes=64, fsync="never")
+    buffer = shape.open(tmp_path / "store")
+    buffer.extend(shape.sequence(0, 20))
+    buffer._store._let_go()
+    (tmp_path / "store" / "id" / "c.3.0").write_bytes(bytes(range(64)))
+    shape.open(tmp_path / "store").close()
+    assert not lost_files(tmp_path / "store")
+    assert not (tmp_path / "store" / "id" / "c.3.0").exists()
+
+
+def test_a_store_that_was_not_closed_does_not_look_as_if_it_had_been(tmp_path: Path) -> None:
+    shape = Shape(kind="unbounded", lanes=1, fsync="never")
+    buffer = shape.open(tmp_path / "store")
+    buffer.add_batch(shape.step(0))
+    buffer.flush()
+    buffer._store._let_go()
+    assert not (tmp_path / "store" / ".diskbuf" / "checksums.arrow").exists()
+    assert diskbuf.verify(tmp_path / "store").is_clean
+
+
+def test_the_quarantine_of_lost_steps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diskbuf.store.writing._MOST_LOST_BYTES", 3 * 4096)
+    shape = Shape(kind="unbounded", lanes=1, chunk_bytes=64, fsync="never")
+    with shape.open(tmp_path / "store") as buffer:
+        flushed_and_more(buffer, shape)
+        with after_another_boot(tmp_path / "store") as store:
+            with pytest.warns(RuntimeWarning, match=r"3 chunk files .* \d+ more were removed"):
+                shape.open(store).close()
+            assert len(lost_files(store)) == 3
+
+
 def test_a_header_that_lost_one_copy_of_its_record_uses_the_other(tmp_path: Path) -> None:
     shape = Shape(kind="unbounded", fsync_seconds=NEVER_IN_THE_BACKGROUND)
     with shape.open(tmp_path / "store") as buffer:

@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+_PIECE_BYTES = 2**20
+
 
 def sync_file(path: Path) -> None:
     """Writes a file's data to the disk, whoever dirtied it. A file that is gone has nothing to sync."""
@@ -32,6 +34,17 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         written = os.pwrite(descriptor, data, offset)
         data = data[written:]
         offset += written
+
+
+def has_data(path: Path) -> bool:
+    """Whether a file holds anything but zeros; what isn't a file counts as data."""
+    if not path.is_file():
+        return True
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            if piece.count(0) < len(piece):
+                return True
+    return False
 
 
 def sync_folder(path: Path) -> None:

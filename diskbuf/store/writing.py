@@ -34,9 +34,11 @@ from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
 from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, Leaf
 from diskbuf.store.lock import WriterLock
 from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
+from diskbuf.store.quarantine import move_to_quarantine, quarantine_of, quarantined_bytes
 from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
 
 _MOST_PACKED_BYTES = 2**13
+_MOST_LOST_BYTES = 2**30  # what a quarantine may grow to by power cuts
 _BACKGROUND_CHECKSUM_BYTES = 2**26  # at each background sync: a fortieth of a second
 
 _tobytes = ndarray.tobytes
@@ -147,6 +149,7 @@ class WritableStore(Store):
         self._keeper: Keeper | None = None
         self._failure: Exception | None = None
         self._has_rolled = False
+        self._is_complete = False  # set by a close that brought everything to the disk, checksums too
         self._committed_seconds = 0.0
         self._flushed: Extent | None = None
         self._journal: Journal | None = None
@@ -195,6 +198,8 @@ class WritableStore(Store):
         )
         if header.is_live:
             header.words[FLOOR] = extent.floor
+        else:  # before this boot counts as the one that wrote everything
+            self._set_lost_chunks_aside(extent.next_id)
         self._commit(dataclasses.replace(extent, floor=floor))
         header.begin(dataclasses.replace(extent, floor=floor))
         self._words = self._live = header.words
@@ -234,7 +239,10 @@ class WritableStore(Store):
         return self._header
 
     def _remove_leftovers(self, floor: int, next_id: int) -> None:
-        """Removes chunk files outside the window and half-made metadata, which a killed writer may leave."""
+        """Removes chunk files outside the window and half-made metadata, which a killed writer may leave.
+
+        Those behind it never held a row that counted: they were begun ahead, or `_set_lost_chunks_aside` has been here.
+        """
         lowest = self._oldest_id(floor)
         for column in self.columns:
             kept = column.layout.chunks(lowest, next_id)
@@ -248,6 +256,39 @@ class WritableStore(Store):
         (self.path / STATE_FOLDER / JOURNAL_FILE).unlink(missing_ok=True)
         for name in (HEADER_FILE, CHECKSUM_FILE, JOURNAL_FILE):
             files.temporary_of(self.path / STATE_FOLDER / name).unlink(missing_ok=True)
+
+    def _set_lost_chunks_aside(self, next_id: int) -> None:
+        """Moves chunk files that lie wholly behind the certain ids to the quarantine, after another start or a copy.
+
+        Their steps may have been there for every process, but nothing tells which of them are whole. Files of zeros
+        only were begun ahead; they are left to be removed, as are those for which the quarantine has no room.
+        """
+        room = _MOST_LOST_BYTES - quarantined_bytes(self.path)
+        moved, left = 0, 0
+        for column in self.columns:
+            layout = column.layout
+            with os.scandir(column.folder) as entries:
+                chunks = sorted({chunk for entry in entries if (chunk := layout.chunk_of_name(entry.name)) is not None})
+            lost = [chunk for chunk in chunks if chunk * layout.chunk_rows >= next_id]
+            paths = [path for path in map(column.chunk_path, lost) if files.has_data(path)]
+            for path in paths:
+                room -= 512 * path.stat().st_blocks
+                if room < 0:
+                    left += 1
+                    continue
+                target = move_to_quarantine(self.path, path)
+                moved += 1
+                if self._is_durable:
+                    files.sync_folder(target.parent)
+                    files.sync_folder(column.folder)
+        if moved or left:
+            removed = f" {left} more were removed: that folder has no room for them." if left else ""
+            warnings.warn(
+                f"{self.path}: only steps below id {next_id} are certain to be whole. {moved} chunk files of steps "
+                f"behind them were moved to {quarantine_of(self.path)}.{removed}",
+                RuntimeWarning,
+                stacklevel=6,
+            )
 
     # ---- appending
 
@@ -623,12 +664,13 @@ class WritableStore(Store):
                     self._flush_rows()
                     self._remove_journal()
                     self._take_checksums(most_bytes=None, with_tail=True)
+                    self._is_complete = True
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
         with self._alone(self._appending), contextlib.ExitStack() as stack:  # the lock is freed whatever else fails
-            if self._is_ours and self._writers and self._header is not None:
+            if self._is_ours and self._is_complete and self._header is not None:
                 self._header.seal()
             self._is_ours = False
             self._ahead = _NOTHING_AHEAD
