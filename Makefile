@@ -10,18 +10,19 @@ SHELL := bash
 BIN := .venv/bin
 STAMP := .venv/.installed
 PEERS := .venv-tf-agents
+TORCH := .venv-torch
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: $(STAMP) ## Make .venv with everything installed; again when pyproject.toml changes
 
-peers: $(PEERS)/.installed ## Make .venv-tf-agents, where tests run beside the real TF-Agents
+peers: $(PEERS)/.installed $(TORCH)/.installed ## Make .venv-tf-agents and .venv-torch, where tests run beside the real ones
 
 demo: $(STAMP) ## Collect to disk, get killed, go on, train offline, evaluate
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) $(PEERS)/.installed ## Run the test suite and the docstring examples
+test: $(STAMP) $(PEERS)/.installed $(TORCH)/.installed ## Run the test suite and the docstring examples
 	$(BIN)/python -m pytest
 
 # Tests that have a long form, as far as they are there.
@@ -43,7 +44,7 @@ bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 	$(BIN)/python tools/bench/bench.py
 
 clean: ## Remove .venv, caches and builds; stores under runs/ stay
-	rm -rf .venv $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(PEERS) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # TF-Agents' pins clash with ours, so it has an environment of its own; that sees TensorFlow and diskbuf in .venv.
@@ -58,6 +59,18 @@ $(PEERS)/.installed: tests/peers/tf_agents.txt $(STAMP)
 	    -r tests/peers/tf_agents.txt "tf-keras==$$keras.*"
 	@touch $@
 	@echo 'Ready: $(PEERS)'
+
+# Torch is large, so it too has an environment of its own. Where pip would fetch a build for CUDA, of gigabytes, call
+# make with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
+$(TORCH)/.installed: tests/peers/torch.txt $(STAMP)
+	@echo 'Making $(TORCH) with PyTorch (a minute)'
+	@$(BIN)/python -m venv --clear $(TORCH)
+	@where='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "$$where")')" \
+	    > "$$($(TORCH)/bin/python -c "$$where")/_diskbuf_venv.pth"
+	@$(TORCH)/bin/python -m pip install --disable-pip-version-check --progress-bar off --quiet -r tests/peers/torch.txt
+	@touch $@
+	@echo 'Ready: $(TORCH)'
 
 # The first Python that starts and is new enough; PYTHON, when given, is the only candidate.
 $(STAMP): pyproject.toml
