@@ -523,6 +523,23 @@ def test_a_misspelt_argument_is_a_type_error() -> None:
         buffer.as_dataset(4, read_ahed=3)
 
 
+def test_a_buffer_that_nobody_holds_closes_at_once_and_one_that_a_dataset_reads_does_not(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        buffer = filled(8, path=tmp_path / "a")
+        buffer.get_next(2)
+        next(buffer.as_numpy_iterator(2))
+        del buffer
+        buffer = UniformReplayBuffer(SPEC, 2, 5, path=tmp_path / "a", options=NEVER)  # the lock is free again
+        dataset = buffer.as_dataset(2)
+        del buffer
+        assert next(iter(dataset))[1].ids.shape == (2,)
+        with pytest.raises(diskbuf.StoreLockedError):
+            UniformReplayBuffer(SPEC, 2, 5, path=tmp_path / "a", options=NEVER)
+    finally:
+        gc.enable()
+
+
 # ---- episodes
 
 EPISODES = {"number": ArraySpec([], "int64"), "done": ArraySpec([], "bool")}

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+    from diskbuf.episode_index import EpisodeIndex
+
 _KIND = "uniform"
 
 
@@ -148,22 +150,30 @@ class UniformReplayBuffer:
         )
 
     def _set_store(self, store: Store, item_format: ItemFormat) -> None:
-        self._store: Store | None = store
+        self._held = _HeldStore(store)
         self._writer = store if isinstance(store, WritableStore) else None
         _open_buffers.add(self)
         self._format = item_format
-        self._source = Source(opened=self._opened)
-        self._episode_sources: dict[str | None, Source] = {}
-        self._sampler = self._new_sampler()
+        self._episode_indices: dict[str | None, EpisodeIndex] = {}
+        self._sampler = self._new_sampler(self._own_source())
         self._path = store.path
         self._length = store.manifest.max_length
         self._metadata = store.manifest.metadata
 
-    def _new_sampler(
-        self, *, seed: int | None = None, share: plan.Share | None = None, within_episodes: bool | str = False
-    ) -> Sampler:
+    @property
+    def _store(self) -> Store | None:
+        return self._held.store
+
+    def _own_source(self, within_episodes: bool | str = False) -> Source:
+        """The rows for the buffer itself, which is not kept alive by it: one that nobody holds closes at once."""
+        return Source(opened=self._held.opened, episodes=self._episode_index(within_episodes))
+
+    def _readers_source(self, within_episodes: bool | str) -> Source:
+        """The rows for a reader that keeps the buffer open."""
+        return Source(opened=self._opened, episodes=self._episode_index(within_episodes))
+
+    def _new_sampler(self, source: Source, *, seed: int | None = None, share: plan.Share | None = None) -> Sampler:
         """A sampler with a seed of its own for each reader, so that one doesn't change what another draws."""
-        source = self._episode_source(within_episodes) if within_episodes is not False else self._source
         own_seed = plan.derive_seed(self._seed, next(self._streams)) if seed is None else seed
         return Sampler(source, plan.RandomPlanner(own_seed, lanes=self.batch_size, share=share or plan.Share()))
 
@@ -171,7 +181,7 @@ class UniformReplayBuffer:
         """Draws another seed, unless one was given: for a forked child, which would sample what its parent does."""
         if not self._has_own_seed:
             self._seed = secrets.randbits(63)
-            self._sampler = self._new_sampler()
+            self._sampler = self._new_sampler(self._own_source())
 
     # ---- what it is
 
@@ -330,7 +340,7 @@ class UniformReplayBuffer:
         size, steps = _size_and_steps(sample_batch_size, num_steps)
         sampler = self._sampler
         if within_episodes is not False:
-            sampler = Sampler(self._episode_source(within_episodes), sampler.planner)
+            sampler = Sampler(self._own_source(within_episodes), sampler.planner)
         batch = sampler.planner.next_batch()
         leaves, ids, probabilities = sampler.sample(batch, count=size or 1, num_steps=steps)
         if size is None:
@@ -537,7 +547,7 @@ class UniformReplayBuffer:
     def _random_reader(
         self, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str
     ) -> Sampler:
-        sampler = self._new_sampler(seed=seed_of(seed), share=share, within_episodes=within_episodes)
+        sampler = self._new_sampler(self._readers_source(within_episodes), seed=seed_of(seed), share=share)
         self._check_steps(steps or 1)
         return sampler
 
@@ -558,20 +568,21 @@ class UniformReplayBuffer:
             drop_remainder=self._drop_remainder,
         )
         self._check_pass(request)
-        return PassReader(self._source, request, share)
+        return PassReader(self._readers_source(within_episodes=False), request, share)
 
-    def _episode_source(self, within_episodes: bool | str) -> Source:
-        """The rows with an index of the episodes, which is kept for the next reader."""
+    def _episode_index(self, within_episodes: bool | str) -> "EpisodeIndex | None":
+        """Where episodes end, kept for the next reader; None for sequences that may cross an end."""
+        if within_episodes is False:
+            return None
         from diskbuf.episode_index import EpisodeIndex
 
-        if not isinstance(within_episodes, str):
-            flag("within_episodes", within_episodes)
         ends = within_episodes if isinstance(within_episodes, str) else None
-        source = self._episode_sources.get(ends)
-        if source is None:
-            source = Source(opened=self._opened, episodes=EpisodeIndex(self._opened(), ends=ends))
-            self._episode_sources[ends] = source
-        return source
+        if ends is None:
+            flag("within_episodes", within_episodes)
+        index = self._episode_indices.get(ends)
+        if index is None:
+            index = self._episode_indices[ends] = EpisodeIndex(self._opened(), ends=ends)
+        return index
 
     def _check_pass(self, request: plan.PassRequest) -> None:
         size, steps = request.sample_batch_size or 1, request.num_steps or 1
@@ -608,7 +619,7 @@ class UniformReplayBuffer:
         Raises:
             OSError: When the flush fails; the buffer is closed all the same.
         """
-        store, self._store, self._writer = self._store, None, None
+        store, self._held.store, self._writer = self._store, None, None
         try:
             if store is not None:
                 store.close()
@@ -626,9 +637,7 @@ class UniformReplayBuffer:
     # ---- what can be wrong
 
     def _opened(self) -> Store:
-        if self._store is None:
-            raise ClosedError(f"buffer {self._path} must be open, but was closed. Open it again with diskbuf.open.")
-        return self._store
+        return self._held.opened()
 
     def _not_writable(self) -> ReadOnlyError | ClosedError:
         with contextlib.suppress(ClosedError):
@@ -643,9 +652,27 @@ class UniformReplayBuffer:
         store = self._opened()
         window = store.window()
         if self._writer is None and longest_run(store, window) < num_steps:
-            raise self._source.too_few(store, window, num_steps)
+            raise self._own_source().too_few(store, window, num_steps)
         if self._length is not None and num_steps > self._length:
             raise WindowError(f"num_steps must be at most max_length, {self._length}, got {num_steps}.")
+
+
+class _HeldStore:
+    """The store of a buffer, for readers that must not hold the buffer itself."""
+
+    def __init__(self, store: Store) -> None:
+        self.store: Store | None = store
+        self._path = store.path
+
+    def opened(self) -> Store:
+        """Returns the store.
+
+        Raises:
+            ClosedError: When it was closed.
+        """
+        if self.store is None:
+            raise ClosedError(f"buffer {self._path} must be open, but was closed. Open it again with diskbuf.open.")
+        return self.store
 
 
 def open(
