@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench check clean crash-test demo help lint peers test types
+.PHONY: .venv bench bench-readers check clean crash-test demo help lint peers test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -13,7 +13,7 @@ PEERS := .venv-tf-agents
 TORCH := .venv-torch
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: $(STAMP) ## Make .venv with everything installed; again when pyproject.toml changes
 
@@ -42,6 +42,9 @@ check: test lint types ## All three: test, lint, types
 
 bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 	$(BIN)/python tools/bench/bench.py
+
+bench-readers: $(STAMP) $(PEERS)/.installed ## Measure the readers beside TF-Agents; a quarter of an hour
+	$(PEERS)/bin/python tools/bench/readers.py
 
 clean: ## Remove .venv, caches and builds; stores under runs/ stay
 	rm -rf .venv $(PEERS) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,6 +32,7 @@ MICROSECONDS = Unit(label="µs")
 MILLISECONDS = Unit(label="ms")
 SECONDS = Unit(label="s")
 MEGABYTES = Unit(label="MB")
+STEPS_PER_SECOND = Unit(label="steps/s", more_is_better=True)
 GIGABYTES_PER_SECOND = Unit(label="GB/s", more_is_better=True)
 
 
@@ -59,9 +60,11 @@ class Record:
         what: The same for people.
         unit: Unit of `ours` and `peer`.
         ours: Median over the rounds.
+        ours_best: Best of the rounds: that which was disturbed least.
         rounds: How many rounds.
         peer: What it is measured against, for people.
         peer_figure: Median over the rounds.
+        peer_best: Best of the rounds.
         ratio: Median over the rounds of ours / peer, both from the same round.
         ratio_min: Smallest of them.
         ratio_max: Largest of them.
@@ -74,9 +77,11 @@ class Record:
     what: str
     unit: Unit
     ours: float
+    ours_best: float
     rounds: int
     peer: str | None = None
     peer_figure: float | None = None
+    peer_best: float | None = None
     ratio: float | None = None
     ratio_min: float | None = None
     ratio_max: float | None = None
@@ -100,7 +105,15 @@ class Record:
 
 def single(name: str, what: str, *, figures: Sequence[float], unit: Unit, target: Target | None = None) -> Record:
     """Returns the record of something that has no peer, from one figure a round."""
-    return Record(name=name, what=what, unit=unit, ours=statistics.median(figures), rounds=len(figures), target=target)
+    return Record(
+        name=name,
+        what=what,
+        unit=unit,
+        ours=statistics.median(figures),
+        ours_best=unit.best(figures),
+        rounds=len(figures),
+        target=target,
+    )
 
 
 def against(
@@ -120,9 +133,11 @@ def against(
         what=what,
         unit=unit,
         ours=statistics.median(ours),
+        ours_best=unit.best(ours),
         rounds=len(ratios),
         peer=peer,
         peer_figure=statistics.median(peer_figures),
+        peer_best=unit.best(peer_figures),
         ratio=statistics.median(ratios),
         ratio_min=min(ratios),
         ratio_max=max(ratios),
@@ -160,21 +175,25 @@ def seconds_per_call(call: Callable[[], object], *, calls: int) -> float:
 
 def table(records: Sequence[Record]) -> str:
     """Lays the records out for a terminal."""
-    rows = [("what", "ours", "peer", "ratio (min to max; best, total)", "target", "met")]
+    rows = [("what", "ours (best)", "peer", "ratio (min to max; best, total)", "target", "met")]
     for record in records:
         ratio = peer = ""
-        if record.ratio is not None and record.peer_figure is not None:
+        if record.ratio is not None and record.peer_figure is not None and record.peer_best is not None:
             spread = f"{record.ratio_min:.2f} to {record.ratio_max:.2f}"
             ratio = f"{record.ratio:.2f} ({spread}; {record.ratio_of_best:.2f}, {record.ratio_of_totals:.2f})"
-            peer = f"{_figure(record.peer_figure, record.unit)}, {record.peer}"
+            peer = f"{_figure(record.peer_figure, record.peer_best, record.unit)}, {record.peer}"
         target = "" if record.target is None else str(record.target)
         met = {None: "", True: "yes", False: "NO"}[record.is_met]
-        rows.append((record.what, _figure(record.ours, record.unit), peer, ratio, target, met))
+        rows.append((record.what, _figure(record.ours, record.ours_best, record.unit), peer, ratio, target, met))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
 
-def _figure(value: float, unit: Unit) -> str:
-    return f"{value:.3g} {unit.label}"
+def _figure(median: float, best: float, unit: Unit) -> str:
+    return f"{_digits(median)} ({_digits(best)}) {unit.label}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
