@@ -146,7 +146,7 @@ def test_elements_that_tensorflow_has_prefetched_keep_their_values(tmp_path: Pat
         gathers = []
         gather = store.gather
         store.gather = lambda *arguments: gathers.append(1) or gather(*arguments)  # type: ignore[method-assign]
-        iterator = reader.as_dataset(16, num_steps=2).prefetch(4).as_numpy_iterator()
+        iterator = reader.as_dataset(16, num_steps=2, read_ahead=1).prefetch(4).as_numpy_iterator()
         elements = [next(iterator)]
         give_up = time.monotonic() + DEADLINE_SECONDS
         while len(gathers) < 4:  # so that at least one that isn't handed out yet has been read
