@@ -31,7 +31,7 @@ def test_beside_torch() -> None:
         reason = "needs PyTorch: make peers"
         pytest.fail(reason) if os.environ.get("DISKBUF_PEERS") == "required" else pytest.skip(reason)
     program = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/peers/beside_torch.py"]
-    result = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=230)
+    result = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert result.returncode == 0, result.stdout[-12000:] + result.stderr[-2000:]
     assert "passed" in result.stdout
 

@@ -43,7 +43,6 @@ def filled(added: int, lanes: int = 2, max_length: int | None = 20, **arguments:
 
 
 def loader_of(dataset: Any, workers: int = 0, how: str = "fork", **arguments: Any) -> Any:
-    gc.collect()  # a worker that inherits a loader that has failed waits for it in torch's cleaning up
     context = {"multiprocessing_context": how} if workers else {}
     return DataLoader(dataset, batch_size=None, collate_fn=tuple, num_workers=workers, **context, **arguments)
 
@@ -67,6 +66,15 @@ def assert_same_elements(found: list[Any], expected: list[Any]) -> None:
 
 def ids_of(elements: Any, number: int | None = None) -> list[Any]:
     return [info.ids.tolist() for _, info in itertools.islice(elements, number)]
+
+
+def assert_fails(source: Any, error: type[Exception], message: str) -> None:
+    """The first element is an error."""
+    elements = None
+    with pytest.raises(error, match=message):
+        next(elements := iter(source))
+    if hasattr(elements, "_shutdown_workers"):
+        elements._shutdown_workers()  # else torch waits for them for seconds when its iterator is collected
 
 
 @contextlib.contextmanager
@@ -382,9 +390,8 @@ def test_a_dataset_of_a_closed_buffer_says_so() -> None:
     buffer.close()
     with pytest.raises(diskbuf.ClosedError, match="must be open, but was closed"):
         next(elements)
-    for source in (dataset, loader_of(dataset), loader_of(dataset, 2)):
-        with pytest.raises(diskbuf.ClosedError, match="must be open, but was closed"):
-            next(iter(source))
+    for source in (dataset, loader_of(dataset), loader_of(dataset, 2), loader_of(dataset, 2, "spawn")):
+        assert_fails(source, diskbuf.ClosedError, "must be open, but was closed")
     with pytest.raises(diskbuf.ClosedError, match="must be open, but was closed"):
         pickle.dumps(dataset)
     with pytest.raises(diskbuf.ClosedError, match="must be open, but was closed"):
@@ -396,13 +403,11 @@ def test_errors_come_out_of_workers_as_they_are(tmp_path: Path) -> None:
         for is_pass in (False, True):
             dataset = torch_dataset(buffer, 4, 2, is_pass)
             for workers in (0, 2):
-                with pytest.raises(diskbuf.EmptyBufferError, match="must hold steps to be sampled, but is empty"):
-                    next(iter(loader_of(dataset, workers)))
+                assert_fails(loader_of(dataset, workers), diskbuf.EmptyBufferError, "sampled, but is empty. Add some")
     filled(5, path=tmp_path / "b").close()
     dataset = torch_dataset(tmp_path / "b")
     (tmp_path / "b").rename(tmp_path / "c")
-    with pytest.raises(diskbuf.StoreNotFoundError, match="b"):
-        next(iter(loader_of(dataset, 2)))
+    assert_fails(loader_of(dataset, 2), diskbuf.StoreNotFoundError, str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize(
