@@ -169,12 +169,12 @@ def segments(first_id: int, next_id: int, *, runs: Sequence[int] = ()) -> list[t
 
 
 def sequence_rows(starts: NDArray[np.int64], *, num_steps: int, lanes: int) -> NDArray[np.int64]:
-    """Returns the flat rows [*K, num_steps] of sequences that start at the flat rows [*K]."""
+    """Returns the flat rows [K, num_steps] of sequences that start at the flat rows [K]."""
     if num_steps > _FEW_STEPS:
-        return starts[..., None] + np.arange(0, num_steps * lanes, lanes)
-    rows = np.empty((*starts.shape, num_steps), np.int64)
+        return starts[:, None] + np.arange(0, num_steps * lanes, lanes)
+    rows = np.empty((len(starts), num_steps), np.int64)
     for step in range(num_steps):  # numpy's inner loop would be as short as the sequence
-        np.add(starts, step * lanes, out=rows[..., step])
+        np.add(starts, step * lanes, out=rows[:, step])
     return rows
 
 
@@ -242,10 +242,11 @@ class RandomPlanner:
         self, draws: NDArray[np.float64], starts: SequenceStarts, *, num_steps: int | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """As `plan`, for draws [*K]: rows and ids, each [*K] or [*K, T]."""
-        rows = starts.draw(draws)
+        rows = starts.draw(draws.reshape(-1))  # numpy's loops are fastest over one axis
         if num_steps is not None:
             rows = sequence_rows(rows, num_steps=num_steps, lanes=self.lanes)
-        return rows, rows // self.lanes
+        shape = draws.shape + rows.shape[1:]
+        return rows.reshape(shape), (rows // self.lanes).reshape(shape)
 
     def _next_draws(self, batch: int, count: int) -> NDArray[np.float64]:
         drawn_count, first, draws = self._drawn

@@ -277,7 +277,7 @@ class Store:
                     self._load()
         window = self._bounds()
         self._fence()
-        if window[1] > self._attached_to or window[0] >= self._detach_at:
+        if window[1] > self._limits[ATTACHED_TO] or window[0] >= self._limits[DETACH_AT]:
             self._attach(window)
         return window
 
@@ -292,7 +292,7 @@ class Store:
         if words[EPOCH] != epoch:
             return EVERY_ID
         floor = 0 if self._lowest is not None else words[FLOOR]
-        return max(floor, words[NEXT] - self._keeps, self._detached_to)
+        return max(floor, words[NEXT] - self._keeps, self._limits[DETACHED_TO])
 
     @property
     def is_writable(self) -> bool:
