@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from diskbuf.version import __version__
 
 if TYPE_CHECKING:
-    from diskbuf import drivers, environments, errors, policies, specs, trajectories
+    from diskbuf import agents, drivers, environments, errors, networks, policies, specs, trajectories
     from diskbuf.episode_table import episodes
     from diskbuf.errors import (
         BusyError,
@@ -80,10 +80,12 @@ _MODULES = {
     "UniformReplayBuffer": "diskbuf.replay_buffers.uniform",
     "VerifyReport": "diskbuf.maintenance",
     "WindowError": "diskbuf.errors",
+    "agents": "diskbuf.agents",
     "drivers": "diskbuf.drivers",
     "environments": "diskbuf.environments",
     "episodes": "diskbuf.episode_table",
     "errors": "diskbuf.errors",
+    "networks": "diskbuf.networks",
     "open": "diskbuf.replay_buffers.uniform",
     "policies": "diskbuf.policies",
     "repair": "diskbuf.maintenance",
@@ -119,10 +121,12 @@ __all__ = [
     "VerifyReport",
     "WindowError",
     "__version__",
+    "agents",
     "drivers",
     "environments",
     "episodes",
     "errors",
+    "networks",
     "open",
     "policies",
     "repair",

@@ -26,10 +26,10 @@ FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
     {"plan", "row_rules", "store"},
     {"episode_ends", "episode_index", "episode_table", "maintenance", "readers", "replay_buffers"},
-    {"agents", "bandits", "drivers", "environments", "policies"},
+    {"agents", "bandits", "drivers", "environments", "networks", "policies"},
 )
 # Slow to import, optional, or both: imported where they are used.
-HEAVY = {"gymnasium", "matplotlib", "pandas", "ray", "tensorflow", "torch", "zarr"}
+HEAVY = {"gymnasium", "keras", "matplotlib", "pandas", "ray", "tensorflow", "torch", "zarr"}
 # A store holds no pickles and runs no code; an assert disappears under -O.
 FORBIDDEN_IMPORTS = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 FORBIDDEN_CALLS = {"eval", "exec"}
