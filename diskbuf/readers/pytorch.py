@@ -82,7 +82,8 @@ def torch_dataset(
         start: Elements to leave out, counted as they come out of the DataLoader, of all workers together. To go on
             exactly after k elements, pass the same seed and start=k; the number of workers may be another.
         shard: (index, count) or an InputContext: of every `count` elements, read the one at `index`, for instance
-            (rank, world_size). Workers share the elements of their shard.
+            (rank, world_size). Workers share the elements of their shard. Shards of a pass fit together while nothing
+            is added: the programs that read them don't agree on a window, as workers do.
         within_episodes: Whether sequences stay inside one episode: True where the spec has a step_type, or the path
             of a boolean leaf that is true in the last step of an episode.
 

@@ -242,13 +242,13 @@ def test_samples_within_episodes_stay_inside_them_in_workers() -> None:
 def test_without_a_seed_each_epoch_draws_anew_as_torch_is_seeded(is_persistent: bool) -> None:
     with filled(33, 4) as buffer:
 
-        def epochs() -> list[Any]:
+        def epochs(workers: int) -> list[Any]:
             torch.manual_seed(5)
-            loader = loader_of(torch_dataset(buffer, 8), 2, persistent_workers=is_persistent)
+            loader = loader_of(torch_dataset(buffer, 8), workers, persistent_workers=is_persistent)
             return [ids_of(loader, 4) for _ in range(2)]
 
-        first, second = epochs()
-        assert epochs() == [first, second]
+        first, second = epochs(2)
+        assert epochs(2) == epochs(3) == [first, second]
         drawn = [tuple(ids) for ids in first + second]
         assert len(set(drawn)) == 8  # neither epochs nor workers repeat each other
 
@@ -301,7 +301,8 @@ def test_workers_pass_through_one_window_while_a_writer_adds() -> None:
         dataset = torch_dataset(buffer, 1, 16, True)
         with writing(lambda number: buffer.add_batch(step(number, 1)), 200):
             last = 0
-            for loader in (loader_of(dataset, 4, persistent_workers=True), loader_of(dataset, 3)):
+            for workers, how in ((4, "fork"), (2, "spawn")):
+                loader = loader_of(dataset, workers, how, persistent_workers=True)
                 for _ in range(3):
                     ids = np.concatenate([info.ids.numpy().ravel() for _, info in loader])
                     np.testing.assert_array_equal(ids, np.arange(len(ids)))
