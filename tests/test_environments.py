@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from diskbuf.environments import GymEnvironment, suite_gym
 from diskbuf.errors import ClosedError, OptionError, SpecError
+from diskbuf.policies import RandomPolicy
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.trajectories import PolicyStep, TimeStep, Trajectory, from_transition
+from diskbuf.tree import Structure
 
 MODES = tuple(AutoresetMode)
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
@@ -285,7 +287,7 @@ def test_load_takes_the_environments_arguments_wrappers_and_own_vectorization() 
     with suite_gym.load("CartPole-v1", gym_env_wrappers=[negated]) as env:
         env.reset()
         assert env.step(np.array([0])).reward == -10
-    with suite_gym.load("CartPole-v1", 4, vectorization_mode="vector_entry_point", max_episode_steps=2) as env:
+    with suite_gym.load("CartPole-v1", 4, vectorization="vector_entry_point", max_episode_steps=2) as env:
         env.reset()
         kinds = [env.step(np.zeros(4, np.int64)).step_type.tolist() for _ in range(3)]
         assert kinds == [[1] * 4, [2] * 4, [0] * 4]
@@ -295,9 +297,7 @@ def test_load_takes_the_environments_arguments_wrappers_and_own_vectorization() 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_load_puts_lanes_into_processes() -> None:
     expected = episodes(suite_gym.load("CartPole-v1", 2, seed=3))
-    np.testing.assert_array_equal(
-        episodes(suite_gym.load("CartPole-v1", 2, seed=3, vectorization_mode="async")), expected
-    )
+    np.testing.assert_array_equal(episodes(suite_gym.load("CartPole-v1", 2, seed=3, vectorization="async")), expected)
 
 
 @modes
@@ -352,16 +352,20 @@ def test_an_action_outside_its_spec_is_refused_before_any_step(action: Any, mess
 class Echo(gymnasium.Env[Any, Any]):
     """Shows the last action."""
 
-    def __init__(self, action_space: spaces.Space[Any]) -> None:
+    def __init__(self, action_space: spaces.Space[Any], *, length: int = 1000) -> None:
         self.action_space = action_space
         self.observation_space = action_space
+        self.length = length
+        self.t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
+        self.t = 0
         return self.action_space.sample(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return action, 0.0, False, False, {}
+        self.t += 1
+        return action, 0.0, self.t == self.length, False, {}
 
 
 def test_nested_actions_reach_the_environment_as_they_are() -> None:
@@ -502,10 +506,10 @@ def test_an_unknown_environment_is_refused_by_name(name: str) -> None:
         ({"max_episode_steps": 0}, "max_episode_steps must be an integer of at least 1, got 0"),
         ({"seed": -1}, "seed must be None or an integer of at least 0, got -1"),
         ({"seed": "one"}, "seed must be None or an integer of at least 0, got 'one'"),
-        ({"vectorization_mode": "threads"}, "vectorization_mode must be one of 'sync', 'async', .* got 'threads'"),
+        ({"vectorization": "threads"}, "vectorization must be one of 'sync', 'async', .* got 'threads'"),
         ({"autoreset_mode": "never"}, "autoreset_mode must be one of 'next_step', .* got 'never'"),
         (
-            {"vectorization_mode": "vector_entry_point", "autoreset_mode": "disabled"},
+            {"vectorization": "vector_entry_point", "autoreset_mode": "disabled"},
             "autoreset_mode and gym_env_wrappers must be left alone",
         ),
     ],
@@ -519,7 +523,7 @@ def test_what_is_no_vector_environment_is_refused_with_the_way_to_make_one() -> 
     single = CounterEnvironment()
     with pytest.raises(OptionError, match=r"vector_env must be .* pass a function that makes it: wrap\(\[make\]\)"):
         GymEnvironment(single)  # type: ignore[arg-type]
-    for env in (CounterEnvironment, [single], []):
+    for env in (CounterEnvironment, [single], [], 3):
         with pytest.raises(OptionError, match=r"env must be a gymnasium\.Env, .* wrap\(\[make\] \* num_envs\)"):
             suite_gym.wrap(env)  # type: ignore[arg-type]
 
@@ -528,6 +532,227 @@ def test_a_single_environment_of_ones_own_is_wrapped_as_one_lane() -> None:
     with suite_gym.wrap(CounterEnvironment()) as env:
         assert env.batch_size == 1
         assert env.reset().observation.shape[0] == 1
+
+
+def test_a_time_limit_of_ones_own_environments_truncates_them() -> None:
+    for own in (CounterEnvironment(lengths=(9,)), [lambda: CounterEnvironment(lengths=(9,))]):
+        with suite_gym.wrap(own, max_episode_steps=2) as env:
+            rows = rows_of(env, 6)
+        assert [int(row.step_type[0]) for row in rows] == [0, 1, 2] * 2
+        assert [int(row.next_step_type[0]) for row in rows] == [1, 2, 0] * 2
+        assert [float(row.discount[0]) for row in rows] == [1] * 6
+        assert [row.observation[0, 2] for row in rows] == [0, 1, 2] * 2
+
+
+def test_an_episode_that_ends_at_its_time_limit_has_terminated() -> None:
+    with suite_gym.wrap([lambda: CounterEnvironment(lengths=(2,))], max_episode_steps=2) as env:
+        assert rows_of(env, 2)[1].discount == 0
+
+
+def test_a_time_limit_for_a_vector_environment_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"max_episode_steps must be None with a .*VectorEnv, got 3\. Give its"):
+        suite_gym.wrap(Scripted(), max_episode_steps=3)
+    with pytest.raises(OptionError, match="max_episode_steps must be an integer of at least 1, got 0"):
+        suite_gym.wrap(CounterEnvironment(), max_episode_steps=0)
+
+
+EVERY_SPACE = spaces.Dict(
+    {
+        "turn": spaces.Discrete(3, start=-1),
+        "pair": spaces.Tuple((spaces.MultiBinary(2), spaces.MultiDiscrete([2, 5], start=[3, 0]))),
+        "arm": spaces.Box(np.array([-1, 0], np.float32), np.array([1, 9], np.float32)),
+        "camera": spaces.Box(0, 255, (2, 2, 1), np.uint8),
+        "clock": spaces.Box(0.0, 1.0, (), np.float64),
+    }
+)
+
+
+def echoes(lanes: int, mode: AutoresetMode, kind: str) -> VectorEnv[Any, Any, Any]:
+    make = [lambda: Echo(EVERY_SPACE, length=3)] * lanes
+    if kind == "async":
+        return AsyncVectorEnv(make, autoreset_mode=mode, context="spawn")
+    vector_env = SyncVectorEnv(make, autoreset_mode=mode)
+    return vector_env if kind == "sync" else VectorWrapper(vector_env)
+
+
+@modes
+@pytest.mark.parametrize("kind", ["sync", "wrapped", "async"])
+def test_every_kind_of_space_comes_and_goes_as_it_is(mode: AutoresetMode, kind: str) -> None:
+    with suite_gym.wrap(echoes(2, mode, kind)) as env:
+        policy = RandomPolicy(env.time_step_spec(), env.action_spec(), seed=0)
+        specs_of = Structure(env.observation_spec())
+        time_step = env.reset()
+        for _ in range(9):
+            action = policy.action(time_step).action
+            next_time_step = env.step(action)
+            if not time_step.is_last().any():  # both lanes are in step
+                np.testing.assert_equal(next_time_step.observation, action)
+            time_step = next_time_step
+            leaves = specs_of.flatten(time_step.observation)
+            for leaf, spec in zip(leaves, specs_of.flatten(env.observation_spec()), strict=True):
+                assert (leaf.dtype, leaf.shape) == (spec.dtype, (2, *spec.shape))
+
+
+def test_a_discrete_observation_with_a_start_keeps_its_values() -> None:
+    with suite_gym.wrap([lambda: Echo(spaces.Discrete(3, start=5))] * 2) as env:
+        env.reset()
+        assert env.observation_spec() == BoundedArraySpec((), np.int64, 5, 7)
+        assert env.step(np.array([5, 7])).observation.tolist() == [5, 7]
+
+
+class Odd(CounterEnvironment):
+    """Returns something odd from its second step on, where told to also from a reset."""
+
+    def __init__(self, **odd: Any) -> None:
+        super().__init__(is_dict=odd.pop("is_dict", False), lengths=(4,))
+        self.odd = odd
+
+    def reset(self, **arguments: Any) -> Any:
+        outcome = super().reset(**arguments)
+        return self.odd.get("reset", outcome)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        if self.t < 2:
+            return observation, reward, *rest
+        if "step" in self.odd:
+            return self.odd["step"]
+        return self.odd.get("observation", observation), self.odd.get("reward", reward), *rest
+
+
+WHERE = {"where": np.zeros(3, np.float32)}
+ODD_RETURNS = [
+    (
+        {"observation": np.zeros(3, np.float32)},
+        r"leaf 'observation' must be float32 \[4\], got float32 \[3\] in lane 1",
+    ),
+    ({"observation": np.zeros(4, np.complex64)}, r"leaf 'observation' must be float32 \[4\], got complex64 \[4\]"),
+    ({"observation": [1.0, [2.0]]}, r"the observation of lane 1 doesn't fit its spec: items must be an array"),
+    (
+        {"is_dict": True, "observation": {**WHERE, "action": np.zeros(2, np.float32)}},
+        r"leaf 'observation/action' must be float32 \[\], got float32 \[2\] in lane 1\. Mend what <Odd",
+    ),
+    (
+        {"is_dict": True, "observation": WHERE},
+        "the observation of lane 1 doesn't fit its spec: .* Add the key 'action'",
+    ),
+    ({"is_dict": True, "observation": None}, "the observation of lane 1 doesn't fit its spec: items must be"),
+    ({"reward": None}, "leaf 'reward' must be one number, got None in lane 1"),
+    ({"reward": "3"}, "leaf 'reward' must be one number, got str in lane 1"),
+    ({"reward": np.zeros(1)}, r"leaf 'reward' must be one number, got float64 \[1\] in lane 1"),
+    ({"step": (np.zeros(4), 0.0, False, {})}, r"step\(\) must return \(observation, .* in lane 1\. .* older Gym"),
+    ({"step": None}, r"step\(\) must return \(observation, reward, terminated, truncated, info\), got None"),
+]
+
+
+@pytest.mark.parametrize(("odd", "message"), ODD_RETURNS)
+def test_an_environment_that_breaks_its_promises_is_named_by_lane_and_leaf(odd: dict[str, Any], message: str) -> None:
+    good = {"is_dict": odd.get("is_dict", False)}
+    with suite_gym.wrap([lambda: Odd(**good), lambda: Odd(**odd)]) as env:
+        env.reset()
+        env.step(np.array([0, 0]))
+        with pytest.raises(SpecError, match=message):
+            env.step(np.array([0, 0]))
+        assert env.current_time_step().is_first().all()
+        assert env.step(np.array([0, 0])).is_mid().all()
+
+
+def test_a_reset_of_the_older_kind_is_refused() -> None:
+    with (
+        suite_gym.wrap([lambda: Odd(reset=np.zeros(2))]) as env,
+        pytest.raises(SpecError, match=r"reset\(\) must return \(observation, info\), got float64 \[2\] in lane 0"),
+    ):
+        env.reset()
+
+
+def test_whole_and_numpy_rewards_will_do() -> None:
+    for reward in (3, np.float32(3), np.int64(3), np.array(3.0)):
+        with suite_gym.wrap([lambda reward=reward: Odd(reward=reward)]) as env:  # type: ignore[misc]
+            env.reset()
+            env.step(np.array([0]))
+            assert env.step(np.array([0])).reward == 3
+
+
+NOT_FINITE = [
+    (
+        {"observation": np.array([0, 0, np.nan, 0], np.float32)},
+        r"leaf 'observation' must be finite, got nan in lane 1 at \[2\]",
+    ),
+    (
+        {"is_dict": True, "observation": {**WHERE, "action": np.float32(-np.inf)}},
+        r"leaf 'observation/action' must be finite, got -inf in lane 1\. Mend .* use check_finite=False",
+    ),
+    ({"reward": np.nan}, "leaf 'reward' must be finite in float32, got nan in lane 1"),
+    ({"reward": 1e300}, r"leaf 'reward' must be finite in float32, got 1e\+300 in lane 1"),
+]
+
+
+@pytest.mark.parametrize(("odd", "message"), NOT_FINITE)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_numbers_that_are_not_finite_are_refused_when_asked(
+    odd: dict[str, Any], message: str, mode: AutoresetMode, is_wrapped: bool
+) -> None:
+    good = {"is_dict": odd.get("is_dict", False)}
+    vector_env: Any = SyncVectorEnv([lambda: Odd(**good), lambda: Odd(**odd)], autoreset_mode=mode)
+    with suite_gym.wrap(VectorWrapper(vector_env) if is_wrapped else vector_env, check_finite=True) as env:
+        env.reset()
+        env.step(np.array([0, 0]))
+        with pytest.raises(SpecError, match=message):
+            env.step(np.array([0, 0]))
+        assert env.current_time_step().is_first().all()
+
+
+def test_a_first_observation_that_is_not_finite_is_refused_when_asked() -> None:
+    first = np.full(4, np.inf, np.float32), {}
+    for own in (Odd(reset=first), [lambda: Odd(reset=first)]):
+        with (
+            suite_gym.wrap(own, check_finite=True) as env,
+            pytest.raises(SpecError, match=r"leaf 'observation' must be finite, got inf in lane 0 at \[0\]"),
+        ):
+            env.reset()
+
+
+def test_numbers_that_are_not_finite_pass_when_not_asked() -> None:
+    odd = {"observation": np.full(4, np.nan, np.float32), "reward": np.nan}
+    with suite_gym.wrap([lambda: Odd(**odd)]) as env:
+        env.reset()
+        env.step(np.array([0]))
+        time_step = env.step(np.array([0]))
+    assert np.isnan(time_step.reward).all()
+    assert np.isnan(time_step.observation).all()
+
+
+def test_the_reward_between_two_episodes_is_nobodys_and_may_be_anything() -> None:
+    env = suite_gym.wrap(Scripted(terminated=[True, False]), check_finite=True)
+    env.reset()
+    env.step(np.array([0, 1]))
+    env.vector_env.returned["reward"] = [np.nan, 1]  # type: ignore[attr-defined]
+    assert env.step(np.array([0, 1])).reward.tolist() == [0, 1]
+
+
+def test_load_checks_for_finite_numbers_too() -> None:
+    def poisoned(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        return gymnasium.wrappers.TransformReward(env, lambda reward: float("nan"))
+
+    with suite_gym.load("CartPole-v1", gym_env_wrappers=[poisoned], check_finite=True) as env:
+        env.reset()
+        with pytest.raises(SpecError, match="leaf 'reward' must be finite in float32, got nan in lane 0"):
+            env.step(np.array([0]))
+
+
+@modes
+@pytest.mark.parametrize("make", [sync, wrapped])
+def test_an_environment_that_was_closed_underneath_is_not_stepped(
+    make: Callable[..., VectorEnv[Any, Any, Any]], mode: AutoresetMode
+) -> None:
+    env = suite_gym.wrap(make([(3,)], mode))
+    env.reset()
+    env.vector_env.close()
+    for use in (env.reset, env.current_time_step, lambda: env.step(np.array([0]))):
+        with pytest.raises(ClosedError, match=r"must be open, but it was closed\. Make it again"):
+            use()
+    env.close()
 
 
 def test_a_misspelt_keyword_is_a_type_error() -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diskbuf.errors import OptionError, SpecError
-from diskbuf.tree import Structure
+from diskbuf.tree import Structure, describe
 
 if TYPE_CHECKING:
     from gymnasium.vector import SyncVectorEnv, VectorEnv
@@ -76,7 +76,7 @@ def lanes_of(vector_env: "VectorEnv[Any, Any, Any]", structure: Structure) -> La
         )
     # A subclass or a wrapper may do more in step() than its environments do, so only the class itself is taken apart.
     if type(vector_env) is SyncVectorEnv:
-        return SeparateLanes(vector_env)
+        return SeparateLanes(vector_env, structure)
     if mode is AutoresetMode.NEXT_STEP:
         return NextStepLanes(vector_env, copies=type(vector_env) is AsyncVectorEnv and vector_env.copy)
     return MaskedLanes(vector_env, structure, same_step=mode is AutoresetMode.SAME_STEP)
@@ -101,17 +101,21 @@ class SeparateLanes(Lanes):
 
     copies = True
 
-    def __init__(self, vector_env: "SyncVectorEnv[Any, Any]") -> None:
+    def __init__(self, vector_env: "SyncVectorEnv[Any, Any]", structure: Structure) -> None:
         from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
         self._vector_env = vector_env
+        self._structure = structure
         self._iterate: Callable[[Any, Any], Any] = iterate
         self._concatenate: Callable[[Any, Any, Any], Any] = concatenate
         self._empty: Callable[..., Any] = create_empty_array
 
     def reset(self, seed: int | None) -> Any:
-        seeds = [None if seed is None else seed + lane for lane in range(self._vector_env.num_envs)]
-        return self._batch([env.reset(seed=s)[0] for env, s in zip(self._vector_env.envs, seeds, strict=True)])
+        observations = [
+            _first_observation(env.reset(seed=None if seed is None else seed + lane), lane)
+            for lane, env in enumerate(self._vector_env.envs)
+        ]
+        return self._batch(observations)
 
     def step(self, action: Any, ended: Flags | None) -> Outcome:
         lanes = self._vector_env.num_envs
@@ -122,15 +126,44 @@ class SeparateLanes(Lanes):
         actions = self._iterate(self._vector_env.action_space, action)
         for lane, (env, lane_action) in enumerate(zip(self._vector_env.envs, actions, strict=True)):
             if ended is not None and ended[lane]:
-                observation, _ = env.reset()
-            else:
-                observation, reward[lane], terminated[lane], truncated[lane], _ = env.step(lane_action)
+                observations.append(_first_observation(env.reset(), lane))
+                continue
+            outcome = env.step(lane_action)
+            if type(outcome) is not tuple or len(outcome) != 5:
+                raise SpecError(
+                    "step() must return (observation, reward, terminated, truncated, info), got "
+                    f"{describe(outcome)} from {env} in lane {lane}. {_OLDER_GYM}"
+                )
+            observation, lane_reward, terminated[lane], truncated[lane], _ = outcome
+            reward[lane] = lane_reward if type(lane_reward) is float else _number(lane_reward, lane)
             observations.append(observation)
         return self._batch(observations), reward, terminated, truncated
 
     def _batch(self, observations: list[Any]) -> Any:
         space = self._vector_env.single_observation_space
-        return self._concatenate(space, observations, self._empty(space, n=len(observations), fn=np.zeros))
+        batch = self._empty(space, n=len(observations), fn=np.zeros)
+        try:
+            return self._concatenate(space, observations, batch)
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._misfit(observations, batch, error) from error
+
+    def _misfit(self, observations: list[Any], batch: Any, error: Exception) -> Exception:
+        """The error to raise about the first observation that can't be put into the batch."""
+        expected = self._structure.flatten(batch)
+        for lane, observation in enumerate(observations):
+            try:
+                given = self._structure.flatten(observation)
+            except SpecError as mismatch:
+                return SpecError(f"the observation of lane {lane} doesn't fit its spec: {mismatch}", path=mismatch.path)
+            for path, slot, leaf in zip(self._structure.paths, expected, given, strict=True):
+                if not _fits(leaf, slot):
+                    name = f"observation/{path}" if path else "observation"
+                    return SpecError(
+                        f"leaf {name!r} must be {slot.dtype} {list(slot.shape[1:])}, got {describe(leaf)} in lane "
+                        f"{lane}. Mend what {self._vector_env.envs[lane]} returns, or its observation_space.",
+                        path=name,
+                    )
+        return error
 
 
 class MaskedLanes(Lanes):
@@ -191,8 +224,7 @@ class MaskedLanes(Lanes):
             final = self._structure.flatten(infos["final_obs"][lane])
             for path, leaf, value in zip(self._structure.paths, leaves, final, strict=True):
                 array = np.asarray(value)
-                # Gymnasium casts like this when it batches observations; this one it leaves to us.
-                if array.shape != leaf.shape[1:] or not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+                if not _fits(array, leaf):
                     raise SpecError(
                         f"final_obs leaf {path!r} must be {leaf.dtype} {list(leaf.shape[1:])}, "
                         f"got {array.dtype} {list(array.shape)}.",
@@ -202,3 +234,33 @@ class MaskedLanes(Lanes):
 
     def _copy(self, observation: Any) -> Any:
         return self._structure.unflatten([np.array(leaf) for leaf in self._structure.flatten(observation)])
+
+
+_OLDER_GYM = "One that is written for the older Gym goes through the package shimmy."
+
+
+def _first_observation(outcome: Any, lane: int) -> Any:
+    if type(outcome) is not tuple or len(outcome) != 2:
+        raise SpecError(
+            f"reset() must return (observation, info), got {describe(outcome)} in lane {lane}. {_OLDER_GYM}"
+        )
+    return outcome[0]
+
+
+def _number(reward: Any, lane: int) -> Any:
+    array = np.asarray(reward)
+    if array.dtype.kind not in "biuf" or array.shape != ():  # NumPy would make NaN of None, and 1 of ["1"]
+        raise SpecError(
+            f"leaf 'reward' must be one number, got {describe(reward)} in lane {lane}. Return a float from step().",
+            path="reward",
+        )
+    return array
+
+
+def _fits(leaf: Any, batch: npt.NDArray[Any]) -> bool:
+    """Whether Gymnasium can put one lane's leaf, an array or a list of numbers, into the batch [B, *shape]."""
+    try:
+        array = np.asarray(leaf)
+    except ValueError:  # an uneven list
+        return False
+    return array.shape == batch.shape[1:] and np.can_cast(array.dtype, batch.dtype, casting="same_kind")

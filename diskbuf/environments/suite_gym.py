@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from diskbuf import specs
 from diskbuf.environments._autoreset import lanes_of
+from diskbuf.environments._leaf_rules import leaf_rules
 from diskbuf.errors import ClosedError, OptionError, SpecError
-from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.trajectories import StepType, TimeStep, restart, time_step_spec
 from diskbuf.tree import Structure
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 _AUTORESET_MODES = ("next_step", "same_step", "disabled")
-_VECTORIZATION_MODES = ("sync", "async", "vector_entry_point")
+_VECTORIZATIONS = ("sync", "async", "vector_entry_point")
 
 
 def load(
@@ -41,8 +41,9 @@ def load(
     max_episode_steps: int | None = None,
     gym_kwargs: Mapping[str, Any] | None = None,
     gym_env_wrappers: Sequence[Callable[["gymnasium.Env[Any, Any]"], "gymnasium.Env[Any, Any]"]] = (),
-    vectorization_mode: str = "sync",
+    vectorization: str = "sync",
     autoreset_mode: str = "next_step",
+    check_finite: bool = False,
 ) -> "GymEnvironment":
     """Makes a registered Gymnasium environment, `num_envs` of them side by side.
 
@@ -53,10 +54,11 @@ def load(
         max_episode_steps: Truncates episodes after so many steps; None keeps the environment's own limit.
         gym_kwargs: Keyword arguments for the environment's constructor.
         gym_env_wrappers: Applied to each lane's environment, the first one innermost.
-        vectorization_mode: "sync" steps the lanes one after the other, "async" each in its own process, and
+        vectorization: "sync" steps the lanes one after the other, "async" each in its own process, and
             "vector_entry_point" takes the vectorized version that a few environments bring.
         autoreset_mode: "next_step", "same_step" or "disabled", as in Gymnasium. The time steps are of the same kind in
             all three; "async" with the last two wastes a step and a reset per episode.
+        check_finite: Refuse NaN and infinity in observations and rewards, at some cost per step.
 
     Raises:
         OptionError: If Gymnasium knows no such environment, or an option is outside its rule.
@@ -67,25 +69,25 @@ def load(
     _positive("num_envs", num_envs)
     if max_episode_steps is not None:
         _positive("max_episode_steps", max_episode_steps)
-    _one_of("vectorization_mode", vectorization_mode, _VECTORIZATION_MODES)
+    _one_of("vectorization", vectorization, _VECTORIZATIONS)
     _one_of("autoreset_mode", autoreset_mode, _AUTORESET_MODES)
     _check_seed(seed)
     kwargs = dict(gym_kwargs or {})
     if max_episode_steps is not None:
         kwargs["max_episode_steps"] = int(max_episode_steps)
     vector_kwargs = {"autoreset_mode": AutoresetMode[autoreset_mode.upper()]}
-    if vectorization_mode == "vector_entry_point":
+    if vectorization == "vector_entry_point":
         if autoreset_mode != "next_step" or gym_env_wrappers:
             raise OptionError(
-                "autoreset_mode and gym_env_wrappers must be left alone with vectorization_mode='vector_entry_point', "
-                f"got {autoreset_mode!r} and {len(gym_env_wrappers)} wrappers. Use vectorization_mode='sync'."
+                "autoreset_mode and gym_env_wrappers must be left alone with vectorization='vector_entry_point', "
+                f"got {autoreset_mode!r} and {len(gym_env_wrappers)} wrappers. Use vectorization='sync'."
             )
         vector_kwargs = {}
     try:
         vector_env = gymnasium.make_vec(
             environment_name,
             num_envs=int(num_envs),
-            vectorization_mode=vectorization_mode,
+            vectorization_mode=vectorization,
             vector_kwargs=vector_kwargs,
             wrappers=list(gym_env_wrappers),  # type: ignore[arg-type]  # any callable will do, not only classes
             **kwargs,
@@ -97,13 +99,15 @@ def load(
             f"environment_name must be one that Gymnasium knows, got {environment_name!r} ({error}). "
             "gymnasium.pprint_registry() lists them; for one of your own use wrap([make] * num_envs)."
         ) from error
-    return GymEnvironment(vector_env, seed=seed)
+    return GymEnvironment(vector_env, seed=seed, check_finite=check_finite)
 
 
 def wrap(
     env: "gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any] | Sequence[Callable[[], gymnasium.Env[Any, Any]]]",
     *,
     seed: int | None = None,
+    max_episode_steps: int | None = None,
+    check_finite: bool = False,
 ) -> "GymEnvironment":
     """Wraps environments of your own.
 
@@ -111,16 +115,25 @@ def wrap(
         env: Callables that each make an environment, one a lane (`[make] * 4`; a class is such a callable); or a
             single environment, or a `gymnasium.vector.VectorEnv`, either closed with the result.
         seed: Lane i is seeded with seed + i at the first reset.
+        max_episode_steps: Truncates episodes after so many steps; not for a `VectorEnv`, which has made its lanes.
+        check_finite: Refuse NaN and infinity in observations and rewards, at some cost per step.
 
     Raises:
-        OptionError: If env is none of these, or its autoreset mode is unknown.
+        OptionError: If env is none of these, its autoreset mode is unknown, or another option is outside its rule.
         SpecError: If a space has no spec.
     """
     import gymnasium
     from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+    if max_episode_steps is not None:
+        _positive("max_episode_steps", max_episode_steps)
     if isinstance(env, VectorEnv):
-        return GymEnvironment(env, seed=seed)
+        if max_episode_steps is not None:
+            raise OptionError(
+                f"max_episode_steps must be None with a gymnasium.vector.VectorEnv, got {max_episode_steps}. "
+                "Give its environments the limit, with gymnasium.wrappers.TimeLimit."
+            )
+        return GymEnvironment(env, seed=seed, check_finite=check_finite)
     factories: list[Any] = list(env) if isinstance(env, Sequence) else []
     if isinstance(env, gymnasium.Env):
         factories = [lambda: env]
@@ -129,7 +142,10 @@ def wrap(
             "env must be a gymnasium.Env, a gymnasium.vector.VectorEnv or a list of functions that make environments, "
             f"got {env!r}. For several lanes of a class of your own: wrap([make] * num_envs)."
         )
-    return GymEnvironment(SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP), seed=seed)
+    if max_episode_steps is not None:
+        factories = [_time_limited(make, int(max_episode_steps)) for make in factories]
+    vector_env = SyncVectorEnv(factories, autoreset_mode=AutoresetMode.NEXT_STEP)
+    return GymEnvironment(vector_env, seed=seed, check_finite=check_finite)
 
 
 class GymEnvironment:
@@ -137,8 +153,9 @@ class GymEnvironment:
 
     Always batched: leaves are [B, *shape] also where B is 1. Rewards are float32, rounded from what the environment
     gives (usually float64); discounts are float32; observations have the dtype of their space, and an environment that
-    gives another is refused. (Gymnasium's own sync and async vector environments cast before that.) Time steps never
-    change after they were returned.
+    gives another is refused. (Gymnasium's own sync and async vector environments cast before that.) Actions must lie
+    within their bounds; observations need not, since many environments stray from the bounds they name. Time steps
+    never change after they were returned.
 
     In the three autoreset modes:
 
@@ -155,13 +172,16 @@ class GymEnvironment:
     Args:
         vector_env: Closed by `close`. Don't step or reset it yourself.
         seed: Lane i is seeded with seed + i at the first reset; later resets go on from there.
+        check_finite: Refuse NaN and infinity in observations and rewards (as float32), at some cost per step.
 
     Raises:
         OptionError: If vector_env is no vector environment, doesn't tell its autoreset mode, or the seed is negative.
         SpecError: If a space has no spec.
     """
 
-    def __init__(self, vector_env: "VectorEnv[Any, Any, Any]", *, seed: int | None = None) -> None:
+    def __init__(
+        self, vector_env: "VectorEnv[Any, Any, Any]", *, seed: int | None = None, check_finite: bool = False
+    ) -> None:
         from gymnasium.vector import VectorEnv
 
         if not isinstance(vector_env, VectorEnv):
@@ -172,13 +192,16 @@ class GymEnvironment:
         _check_seed(seed)
         self._vector_env = vector_env
         self._seed = seed
+        self._check_finite = check_finite
         self._batch_size = vector_env.num_envs
         self._observation_spec = specs.from_space(vector_env.single_observation_space)
         self._action_spec = specs.from_space(vector_env.single_action_space)
         self._observations = Structure(self._observation_spec)
-        self._observation_rules = _rules("observation", self._observation_spec, self._observations, self._batch_size)
+        self._observation_rules = leaf_rules(
+            "observation", self._observation_spec, self._observations, self._batch_size, is_finite=check_finite
+        )
         self._actions = Structure(self._action_spec)
-        self._action_rules = _rules("action", self._action_spec, self._actions, self._batch_size)
+        self._action_rules = leaf_rules("action", self._action_spec, self._actions, self._batch_size)
         self._lanes = lanes_of(vector_env, self._observations)
         self._mid = np.full(self._batch_size, StepType.MID)  # copied at each step, which is faster than filling
         self._ones = np.ones(self._batch_size, np.float32)
@@ -228,7 +251,7 @@ class GymEnvironment:
 
         Raises:
             ClosedError: After `close`.
-            SpecError: If the observations don't fit their spec.
+            SpecError: If the observations don't fit their spec, or aren't finite with `check_finite`.
         """
         self._check_open()
         self._current = None
@@ -250,7 +273,7 @@ class GymEnvironment:
         Raises:
             ClosedError: After `close`.
             SpecError: If the action doesn't fit its spec (the environment was not stepped), or what the environment
-                returned doesn't fit its own.
+                returned doesn't fit its own, or isn't finite with `check_finite` (the next call resets all lanes).
         """
         self._check_open()
         if self._current is None:
@@ -268,18 +291,18 @@ class GymEnvironment:
                 f"{list(ended.shape)} from {self._vector_env}.",
                 path="reward",
             )
-        reward = reward.astype(np.float32)
+        rounded = reward.astype(np.float32) if not self._check_finite else _finite(reward, before)
         step_type, discount = self._mid.copy(), self._ones.copy()
         if before is not None:
             ended &= ~before
             step_type[before] = StepType.FIRST
-            reward[before] = 0
+            rounded[before] = 0
         self._ended = None
         if np.count_nonzero(ended):
             step_type[ended] = StepType.LAST
             discount[np.logical_and(ended, terminated)] = 0
             self._ended = ended
-        self._current = TimeStep(step_type, reward, discount, observation)
+        self._current = TimeStep(step_type, rounded, discount, observation)
         return self._current
 
     def close(self) -> None:
@@ -300,7 +323,7 @@ class GymEnvironment:
         return f"GymEnvironment({self._vector_env})"
 
     def _check_open(self) -> None:
-        if not self._is_open:
+        if not self._is_open or self._vector_env.closed:  # by close(), or behind our back
             raise ClosedError(f"{self} must be open, but it was closed. Make it again, or use it inside its `with`.")
 
     def _checked(self, observation: Any) -> Any:
@@ -335,60 +358,27 @@ class GymEnvironment:
         return self._actions.unflatten(arrays)
 
 
-class _Rule:
-    """What one leaf of a batch must be. Checked at every step, so it is worked out beforehand."""
+def _time_limited(make: Callable[[], Any], max_episode_steps: int) -> Callable[[], Any]:
+    from gymnasium.wrappers import TimeLimit
 
-    def __init__(self, name: str, spec: ArraySpec, batch_size: int) -> None:
-        self.name = name
-        self.dtype = np.dtype(spec.dtype)
-        self.shape = (batch_size, *spec.shape)
-        self.low: Any = None
-        self.high: Any = None
-        if isinstance(spec, BoundedArraySpec) and 0 not in self.shape:
-            # Two scalars are compared several times faster than two arrays.
-            low, high = np.asarray(spec.minimum), np.asarray(spec.maximum)
-            uniform = (low == low.flat[0]).all() and (high == high.flat[0]).all()
-            self.low, self.high = (low.flat[0], high.flat[0]) if uniform else (low, high)
-            self.uniform = bool(uniform)
-
-    def check(self, array: npt.NDArray[Any]) -> None:
-        if array.dtype != self.dtype or array.shape != self.shape:
-            raise SpecError(
-                f"leaf {self.name!r} must be {self.dtype} {list(self.shape)}, got {array.dtype} {list(array.shape)}. "
-                f"{self._advice(array)}",
-                path=self.name,
-            )
-
-    def check_bounds(self, array: npt.NDArray[Any]) -> None:
-        if self.low is None:
-            return
-        if self.uniform:
-            fits = self.low <= array.min() and array.max() <= self.high  # False for NaN
-        else:
-            fits = bool(np.all((array >= self.low) & (array <= self.high)))
-        if not fits:
-            outside = ~((array >= self.low) & (array <= self.high))
-            where = tuple(int(i) for i in np.argwhere(outside)[0])
-            low = np.broadcast_to(self.low, self.shape)[where]
-            high = np.broadcast_to(self.high, self.shape)[where]
-            raise SpecError(
-                f"leaf {self.name!r} must lie within [{low}, {high}], got {array[where]} in lane {where[0]}. "
-                "Clip it, or give the policy this environment's action_spec.",
-                path=self.name,
-            )
-
-    def _advice(self, array: npt.NDArray[Any]) -> str:
-        if array.shape == self.shape:
-            return "Cast it."
-        if array.shape == self.shape[1:]:
-            return "Add the batch axis: array[None]."
-        return "Leaves are [batch_size, *shape]."
+    return lambda: TimeLimit(make(), max_episode_steps)
 
 
-def _rules(name: str, spec: Any, structure: Structure, batch_size: int) -> list[_Rule]:
-    leaves = structure.flatten(spec)
-    names = [f"{name}/{path}" if path else name for path in structure.paths]
-    return [_Rule(n, leaf, batch_size) for n, leaf in zip(names, leaves, strict=True)]
+def _finite(reward: npt.NDArray[Any], is_ignored: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
+    """The rewards as float32, refused if one isn't finite in a lane where it means something."""
+    with np.errstate(over="ignore"):  # becomes infinite, and is found
+        rounded = reward.astype(np.float32)
+    is_wrong = ~np.isfinite(rounded)
+    if is_ignored is not None:
+        is_wrong &= ~is_ignored
+    if np.count_nonzero(is_wrong):
+        lane = int(is_wrong.argmax())
+        raise SpecError(
+            f"leaf 'reward' must be finite in float32, got {reward[lane]} in lane {lane}. "
+            "Mend the environment, or use check_finite=False to let such numbers through.",
+            path="reward",
+        )
+    return rounded
 
 
 def _positive(name: str, value: int) -> None:
