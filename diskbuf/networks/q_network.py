@@ -73,7 +73,10 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
         _check_sizes("conv_layer_params", layer)
     seeds = _seeds(seed)
     structure = Structure(observation_spec)
-    inputs = [keras.Input(spec.shape, dtype=spec.dtype.name) for spec in structure.flatten(observation_spec)]
+    inputs = [
+        keras.Input(spec.shape, dtype=spec.dtype.name, name=_input_name(keys))
+        for keys, spec in zip(structure.keys, structure.flatten(observation_spec), strict=True)
+    ]
     leaves = [keras.ops.cast(leaf, "float32") for leaf in _preprocessed(inputs, structure, preprocessing_layers)]
     hidden = _combined(leaves, preprocessing_combiner, keeps_axes=bool(conv_layer_params))
     if conv_layer_params and len(hidden.shape) != 4:
@@ -92,9 +95,13 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
         actions.num_actions,
         kernel_initializer=keras.initializers.RandomUniform(-0.03, 0.03, seed=next(seeds)),
         bias_initializer=keras.initializers.Constant(-0.2),
-        name="action_values",
     )(hidden)
     return keras.Model(structure.unflatten(inputs), values, name=name)
+
+
+def _input_name(keys: tuple[str | int, ...]) -> str | None:
+    """Keras wants the inputs of a dict named after their keys; it finds names for all others."""
+    return keys[0] if len(keys) == 1 and isinstance(keys[0], str) else None
 
 
 def _preprocessed(inputs: list[Any], structure: Structure, layers: Any) -> list[Any]:
