@@ -82,7 +82,7 @@ def load_policy(path: str | os.PathLike[str]) -> CompiledPolicy:
             raise StoreFormatError(f"a saved policy must be of format {_FORMAT!r}, got {facts['format']!r}.")
         time_step_spec, policy_step_spec = specs.from_json(facts["specs"])
         model = tf.saved_model.load(str(path))
-        on_leaves = model.action
+        model.action.concrete_functions  # noqa: B018 - is there, and is a function
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreFormatError(
             f"{path} must be a folder that save_policy wrote, got {type(error).__name__}: {error}", path=str(path)
@@ -90,8 +90,9 @@ def load_policy(path: str | os.PathLike[str]) -> CompiledPolicy:
     inputs = Structure((time_step_spec, policy_step_spec.state))
     outputs = Structure(policy_step_spec)
 
+    # Refers to the model, which owns the variables.
     def act(time_step: TimeStep, policy_state: Any) -> PolicyStep:
-        step: PolicyStep = outputs.unflatten(on_leaves(*inputs.flatten((time_step, policy_state))))
+        step: PolicyStep = outputs.unflatten(model.action(*inputs.flatten((time_step, policy_state))))
         return step
 
     return CompiledPolicy(
