@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from diskbuf.version import __version__
 
 if TYPE_CHECKING:
-    from diskbuf import agents, drivers, environments, errors, networks, policies, specs, trajectories
+    from diskbuf import agents, drivers, environments, errors, metrics, networks, policies, specs, trajectories
     from diskbuf.episode_table import episodes
     from diskbuf.errors import (
         BusyError,
@@ -85,6 +85,7 @@ _MODULES = {
     "environments": "diskbuf.environments",
     "episodes": "diskbuf.episode_table",
     "errors": "diskbuf.errors",
+    "metrics": "diskbuf.metrics",
     "networks": "diskbuf.networks",
     "open": "diskbuf.replay_buffers.uniform",
     "policies": "diskbuf.policies",
@@ -126,6 +127,7 @@ __all__ = [
     "environments",
     "episodes",
     "errors",
+    "metrics",
     "networks",
     "open",
     "policies",

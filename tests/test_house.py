@@ -26,7 +26,7 @@ FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
     {"plan", "row_rules", "store"},
     {"episode_ends", "episode_index", "episode_table", "maintenance", "readers", "replay_buffers"},
-    {"agents", "bandits", "drivers", "environments", "networks", "policies"},
+    {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},
 )
 # Slow to import, optional, or both: imported where they are used.
 HEAVY = {"gymnasium", "keras", "matplotlib", "pandas", "ray", "tensorflow", "torch", "zarr"}
