@@ -1,6 +1,5 @@
 """Deep Q-learning from the rows of a buffer, plain and double."""
 
-import importlib.util
 import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,7 @@ from diskbuf import specs
 from diskbuf.agents.late_module import LateModule
 from diskbuf.agents.losses import element_wise_huber_loss
 from diskbuf.agents.n_step import n_step
-from diskbuf.errors import MissingExtraError, OptionError, SpecError
+from diskbuf.errors import OptionError, SpecError
 from diskbuf.networks.action_values import DiscreteActions, check_q_network
 from diskbuf.policies.epsilon_greedy_policy import EpsilonGreedyPolicy
 from diskbuf.policies.greedy_policy import GreedyPolicy
@@ -96,8 +95,8 @@ class DqnAgent(LateModule):
         gamma: Discount of each step, from 0 to 1, on top of the environment's.
         reward_scale_factor: What rewards are multiplied by.
         gradient_clipping: Largest norm of each variable's gradient; None doesn't clip.
-        debug_summaries: Whether to write the loss, and histograms of errors and values, for TensorBoard. They go to the
-            `tf.summary` writer that is the default when `train` is first called; without one nowhere.
+        debug_summaries: Whether to write histograms of errors and values for TensorBoard, besides the loss. Summaries go
+            to the `tf.summary` writer that is the default when `train` is first called; without one nowhere.
         summarize_grads_and_vars: Whether to write histograms of gradients and weights, likewise.
         train_step_counter: A scalar integer tf.Variable that counts training steps; None makes one.
         seed: Of `collect_policy`; None takes entropy from the system.
@@ -106,7 +105,6 @@ class DqnAgent(LateModule):
     Raises:
         SpecError: If the action_spec is something else, or a network's output doesn't match it.
         OptionError: If another argument is outside its rule.
-        MissingExtraError: If summaries are wanted and TensorBoard isn't installed.
     """
 
     def __init__(
@@ -144,8 +142,8 @@ class DqnAgent(LateModule):
             None if gradient_clipping is None else _number("gradient_clipping", gradient_clipping, above=0)
         )
         self._td_errors_loss_fn = _checked_loss(td_errors_loss_fn or element_wise_huber_loss)
-        self._debug_summaries = _checked_summaries("debug_summaries", debug_summaries)
-        self._summarize_grads_and_vars = _checked_summaries("summarize_grads_and_vars", summarize_grads_and_vars)
+        self._debug_summaries = debug_summaries
+        self._summarize_grads_and_vars = summarize_grads_and_vars
 
         observation_spec = specs.as_spec(time_step_spec.observation)
         _check_keras("q_network", q_network, "Model")
@@ -326,8 +324,8 @@ class DqnAgent(LateModule):
         import tensorflow as tf
 
         step = self._train_step_counter
+        tf.summary.scalar("dqn/loss", loss_info.loss, step)
         if self._debug_summaries:
-            tf.summary.scalar("dqn/loss", loss_info.loss, step)
             tf.summary.histogram("dqn/td_error", loss_info.extra.td_error, step)
             tf.summary.histogram("dqn/td_loss", loss_info.extra.td_loss, step)
         if self._summarize_grads_and_vars:
@@ -498,14 +496,6 @@ def _checked_counter(counter: Any) -> Any:
             "Leave it out, or pass tf.Variable(0, dtype=tf.int64)."
         )
     return counter
-
-
-def _checked_summaries(name: str, is_wanted: bool) -> bool:
-    if is_wanted and importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError(
-            f"{name} must be False where TensorBoard isn't installed, got True. Run: pip install tensorboard."
-        )
-    return is_wanted
 
 
 def _positive(name: str, value: Any) -> int:
