@@ -27,7 +27,18 @@ from typing import TYPE_CHECKING
 from diskbuf.version import __version__
 
 if TYPE_CHECKING:
-    from diskbuf import agents, drivers, environments, errors, metrics, networks, policies, specs, trajectories
+    from diskbuf import (
+        agents,
+        drivers,
+        environments,
+        errors,
+        metrics,
+        networks,
+        policies,
+        specs,
+        training,
+        trajectories,
+    )
     from diskbuf.episode_table import episodes
     from diskbuf.errors import (
         BusyError,
@@ -91,6 +102,7 @@ _MODULES = {
     "policies": "diskbuf.policies",
     "repair": "diskbuf.maintenance",
     "specs": "diskbuf.specs",
+    "training": "diskbuf.training",
     "trajectories": "diskbuf.trajectories",
     "verify": "diskbuf.maintenance",
 }
@@ -133,6 +145,7 @@ __all__ = [
     "policies",
     "repair",
     "specs",
+    "training",
     "trajectories",
     "verify",
 ]

@@ -27,6 +27,7 @@ FLOORS = (
     {"plan", "row_rules", "store"},
     {"episode_ends", "episode_index", "episode_table", "maintenance", "readers", "replay_buffers"},
     {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},
+    {"training"},
 )
 # Slow to import, optional, or both: imported where they are used.
 HEAVY = {"gymnasium", "keras", "matplotlib", "pandas", "ray", "tensorflow", "torch", "zarr"}
