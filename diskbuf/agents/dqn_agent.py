@@ -95,8 +95,8 @@ class DqnAgent(LateModule):
         gamma: Discount of each step, from 0 to 1, on top of the environment's.
         reward_scale_factor: What rewards are multiplied by.
         gradient_clipping: Largest norm of each variable's gradient; None doesn't clip.
-        debug_summaries: Whether to write histograms of errors and values for TensorBoard, besides the loss. Summaries go
-            to the `tf.summary` writer that is the default when `train` is first called; without one nowhere.
+        debug_summaries: Whether to write histograms of errors and values for TensorBoard, besides the loss, which goes
+            always: to the `tf.summary` writer that is the default when `train` is first called, without one nowhere.
         summarize_grads_and_vars: Whether to write histograms of gradients and weights, likewise.
         train_step_counter: A scalar integer tf.Variable that counts training steps; None makes one.
         seed: Of `collect_policy`; None takes entropy from the system.
