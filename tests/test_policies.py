@@ -373,6 +373,11 @@ def test_an_epsilon_that_is_no_probability_is_refused(epsilon: Any) -> None:
         EpsilonGreedyPolicy(always(1), epsilon)
 
 
+def test_a_step_that_tells_nothing_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"step must be None or a function that tells the step, got 5\. For a counter"):
+        EpsilonGreedyPolicy(always(1), lambda step: 0.1, step=5)  # type: ignore[arg-type]
+
+
 def test_a_wrong_seed_of_an_epsilon_greedy_policy_is_refused() -> None:
     with pytest.raises(OptionError, match="seed must be None or an integer of at least 0, got -1"):
         EpsilonGreedyPolicy(always(1), 0.1, seed=-1)

@@ -37,7 +37,7 @@ class EpsilonGreedyPolicy(Policy):
         seed: Equal seeds give equal choices, as in `RandomPolicy`; None takes entropy from the system.
 
     Raises:
-        OptionError: If epsilon is outside its rule (a function is asked for the first step), or the seed is none.
+        OptionError: If epsilon, step or seed are outside their rules; where epsilon is a function it is called once.
         SpecError: If an action's dtype can't be drawn at random.
     """
 
@@ -55,6 +55,10 @@ class EpsilonGreedyPolicy(Policy):
             policy_state_spec=policy.policy_state_spec,
             info_spec=policy.info_spec,
         )
+        if step is not None and not callable(step):
+            raise OptionError(
+                f"step must be None or a function that tells the step, got {step!r}. For a counter: lambda: counter."
+            )
         try:
             # Two streams: when to explore must not be told by what was explored.
             of_lanes, of_actions = np.random.SeedSequence(seed).generate_state(2, np.uint64)
