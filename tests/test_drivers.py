@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tqdm
 from counter_environment import check_lanes, makers, numbers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given
@@ -395,13 +396,23 @@ def test_a_progress_bar_counts_to_the_end_when_asked_for(
         assert capsys.readouterr().err == ""
 
 
-def test_a_progress_bar_is_closed_when_an_observer_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_is_closed_when_an_observer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+
+    class Kept(tqdm.tqdm):  # type: ignore[misc]
+        def __init__(self, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            bars.append(self)
+
     def fails(row: Trajectory) -> None:
         raise OSError("no space left")
 
-    with counter([(3,)]) as env, pytest.raises(OSError, match="no space left"):
-        DynamicStepDriver(env, random_policy(env), [fails], 6, progress=True).run()
-    assert capsys.readouterr().err.endswith("\n")
+    monkeypatch.setattr("tqdm.auto.tqdm", Kept)
+    with counter([(3,)]) as env:
+        driver = DynamicStepDriver(env, random_policy(env), [fails], 6, progress=True)
+        with pytest.raises(OSError, match="no space left"):
+            driver.run()
+    assert [bar.disable for bar in bars] == [True]  # what tqdm says of a closed one
 
 
 @modes

@@ -575,9 +575,11 @@ def echoes(lanes: int, mode: AutoresetMode, kind: str) -> VectorEnv[Any, Any, An
     return vector_env if kind == "sync" else VectorWrapper(vector_env)
 
 
-@modes
-@pytest.mark.parametrize("kind", ["sync", "wrapped", "async"])
-def test_every_kind_of_space_comes_and_goes_as_it_is(mode: AutoresetMode, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [*((kind, mode) for kind in ("sync", "wrapped") for mode in MODES), ("async", AutoresetMode.SAME_STEP)],
+)
+def test_every_kind_of_space_comes_and_goes_as_it_is(kind: str, mode: AutoresetMode) -> None:
     with suite_gym.wrap(echoes(2, mode, kind)) as env:
         policy = RandomPolicy(env.time_step_spec(), env.action_spec(), seed=0)
         specs_of = Structure(env.observation_spec())
