@@ -374,7 +374,9 @@ def test_an_epsilon_that_is_no_probability_is_refused(epsilon: Any) -> None:
 
 
 def test_a_step_that_tells_nothing_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"step must be None or a function that tells the step, got 5\. For a counter"):
+    with pytest.raises(
+        OptionError, match=r"step must be None or a function that tells the step, got 5\. For a counter"
+    ):
         EpsilonGreedyPolicy(always(1), lambda step: 0.1, step=5)  # type: ignore[arg-type]
 
 
