@@ -86,6 +86,17 @@ def telling_tensorflow() -> Iterator[None]:
         raise ValueError(str(error)) from error
 
 
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps AutoGraph from rewriting a function, and those it calls, when TensorFlow traces it.
+
+    It takes time whenever a dataset is made, and ours have no loops or branches on tensors that it is there for.
+    """
+    import tensorflow as tf
+
+    wrapped: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
+    return wrapped
+
+
 def _list_in(nest: Any, path: str) -> str | None:
     """Path of the first list in a nest, None when there is none."""
     if isinstance(nest, list):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.readers import on_host
-from diskbuf.readers.elements import Elements, telling_tensorflow
+from diskbuf.readers.elements import Elements, as_it_is, telling_tensorflow
 from diskbuf.readers.rows import Sampler
 from diskbuf.store.header import EPOCH, FLOOR, NEXT
 from diskbuf.store.mapped_view import ATTACHED_TO, DETACH_AT, DETACHED_TO, VIEW, MappedRows, MappedView
@@ -71,10 +71,12 @@ def elements_of(
     if elements.batch_size is not None:
         draws_shape.append(elements.batch_size)
 
+    @as_it_is
     def begin(number: Any) -> Any:
         draws, fast, slow = tf.numpy_function(block.begin, [number], [tf.float64, tf.int64, tf.int64], stateful=True)
         return number, tf.ensure_shape(draws, draws_shape), tf.ensure_shape(fast, []), tf.ensure_shape(slow, [])
 
+    @as_it_is
     def elements_of_block(number: Any, draws: Any, fast: Any, slow: Any) -> "tf.data.Dataset":
         gathered = _map_inline(
             tf.data.Dataset.range(fast), lambda n: gather(tf.gather(draws, n)), num_parallel_calls=num_parallel_calls
@@ -84,7 +86,8 @@ def elements_of(
         read = tf.data.Dataset.range(slow).map(lambda n: elements.nest(*host(number * gathers + n)))
         return found.concatenate(read)
 
-    blocks = tf.data.Dataset.counter().map(begin)
+    # As good as endless; tf.data's own counter is made of a function, which has to be traced.
+    blocks = tf.data.Dataset.range(np.iinfo(np.int64).max).map(begin)
     if not sampler.source.opened().is_writable:
         blocks = blocks.prefetch(1)  # so that rows are asked for while others are in use
     dataset = blocks.flat_map(elements_of_block)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import SpecError
 from diskbuf.readers import in_graph, on_host
-from diskbuf.readers.elements import Elements, telling_tensorflow
+from diskbuf.readers.elements import Elements, as_it_is, telling_tensorflow
 from diskbuf.readers.rows import Pass, PassReader, Sampler
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ def pass_dataset(elements: Elements, reader: PassReader, *, is_exact: bool) -> "
         leaves, ids = found
         return [np.array(len(ids)), *leaves, ids]
 
+    @as_it_is
     def elements_of(window: Any) -> "tf.data.Dataset":
+        @as_it_is
         def block(element: Any, _: Any) -> Any:
             count, *tensors = tf.numpy_function(
                 read, [window, element], [tf.int64, *(spec.dtype for spec in specs)], stateful=True
@@ -130,10 +132,11 @@ def pass_dataset(elements: Elements, reader: PassReader, *, is_exact: bool) -> "
                 tensor.set_shape([None, *spec.shape])
             return element + count, (count, tuple(tensors))
 
-        blocks = tf.data.Dataset.counter().scan(tf.constant(0, tf.int64), block)
+        blocks = tf.data.Dataset.range(np.iinfo(np.int64).max).scan(tf.constant(0, tf.int64), block)
         found = blocks.take_while(lambda count, _: count > 0)
         return found.map(lambda _, tensors: elements.nest(*tensors, ())).unbatch()
 
+    @as_it_is
     def window_of(number: Any) -> Any:
         return tf.ensure_shape(tf.numpy_function(begin, [number], tf.int64, stateful=True), [2])
 
