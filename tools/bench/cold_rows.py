@@ -44,8 +44,8 @@ class Size:
     memory_bytes: int = 2**30
     store_bytes: int = 3 * 2**30
     rows: int = 512
-    skipped: int = 8
-    batches: int = 16
+    skipped: int = 4
+    batches: int = 12
     rounds: int = 3
 
 
