@@ -328,9 +328,11 @@ def test_statistics_are_copied_and_dropout_is_of_training_only() -> None:
         keras.layers.Dense(ACTIONS),
     ]
     agent = make(q_network=keras.Sequential(layers), target_q_network=None, target_update_tau=0.5)
-    rows = experience(ORDINARY, TERMINATION)
-    assert float(agent.loss(rows).loss) == float(agent.loss(rows).loss)
+    rows = experience(ORDINARY, [row._replace(state=3) for row in TERMINATION])
     before = agent.q_network.layers[0].moving_mean.numpy()
+    assert len({float(agent.loss(rows).loss) for _ in range(8)}) == 1
+    np.testing.assert_array_equal(agent.q_network.layers[0].moving_mean, before)
+    assert len({float(agent.train(rows, 0.0).extra.td_loss[0]) for _ in range(8)}) > 1
     agent.train(rows)
     after = agent.q_network.layers[0].moving_mean.numpy()
     assert not np.array_equal(before, after)

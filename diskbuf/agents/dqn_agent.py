@@ -303,7 +303,7 @@ class DqnAgent(LateModule):
             loss += tf.add_n(self._q_network.losses)
         if self._debug_summaries:
             for name, tensor in {"values": values, "next_values": next_values}.items():
-                tf.summary.histogram(f"dqn/{name}", tensor, self._train_step_counter)
+                tf.summary.histogram(f"dqn/{name}", tensor, tf.cast(self._train_step_counter, tf.int64))
         return LossInfo(loss, DqnLossInfo(td_loss, td_error))
 
     def _next_values(self, observation: Any) -> "tf.Tensor":
@@ -323,7 +323,7 @@ class DqnAgent(LateModule):
     def _summarize(self, loss_info: LossInfo, variables_and_gradients: "Iterable[tuple[Any, Any]]") -> None:
         import tensorflow as tf
 
-        step = self._train_step_counter
+        step = tf.cast(self._train_step_counter, tf.int64)  # the only dtype that summaries take
         tf.summary.scalar("dqn/loss", loss_info.loss, step)
         if self._debug_summaries:
             tf.summary.histogram("dqn/td_error", loss_info.extra.td_error, step)
