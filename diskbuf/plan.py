@@ -17,6 +17,7 @@ from diskbuf.errors import OptionError
 _WORD = 0xFFFFFFFFFFFFFFFF
 _GAMMA = 0x9E3779B97F4A7C15
 _FEW_STEPS = 6
+_MOST_BATCHES = 2**62
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -69,14 +70,18 @@ class Share:
             raise OptionError(
                 f"shard must be an index from 0 and a count above it, got index {self.index} and count {self.shards}."
             )
+        if (self.start + 1) * self.shards > _MOST_BATCHES:
+            raise OptionError(
+                f"start times the count of shards must be at most 2**62, got {self.start} times {self.shards}."
+            )
 
     def number(self, batch: int) -> int:
         """The number among all batches of the reader's own batch `batch`, counted from its start."""
         return (self.start + batch) * self.shards + self.index
 
     def numbers(self, batch: int, batches: int) -> NDArray[np.uint64]:
-        """The numbers of `batches` own batches from `batch` on, [batches]."""
-        return np.uint64(self.number(batch)) + np.arange(batches, dtype=np.uint64) * np.uint64(self.shards)
+        """The numbers of `batches` own batches from `batch` on, modulo 2**64, [batches]."""
+        return np.uint64(self.number(batch) & _WORD) + np.arange(batches, dtype=np.uint64) * np.uint64(self.shards)
 
 
 class SequenceStarts(Protocol):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from diskbuf import plan
+from diskbuf import OptionError, plan
+from diskbuf.readers.requests import share_of
 
 LARGEST_DRAW = 1 - 2.0**-53
 SEEDS = st.integers(-(2**70), 2**70)
@@ -355,3 +356,10 @@ def test_every_sequence_of_a_window_of_any_capacity_holds_consecutive_ids_of_one
         assert sorted(zip(ids[:, 0].tolist(), of_lane[:, 0].tolist(), strict=True)) == list(
             itertools.product(range(first_id, next_id - num_steps + 1), range(lanes))
         )
+
+
+@pytest.mark.parametrize(("start", "shard"), [(2**62, None), (2**63, None), (2**61, (1, 4)), (0, (0, 2**70))])
+def test_more_batches_than_can_be_counted_are_refused(start: int, shard: tuple[int, int] | None) -> None:
+    with pytest.raises(OptionError, match=r"start times the count of shards must be at most 2\*\*62"):
+        share_of(start, shard)
+    assert share_of(2**60 - 1, (3, 4)).numbers(1, 2).tolist() == [2**62 + 3, 2**62 + 7]

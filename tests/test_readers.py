@@ -2,9 +2,11 @@
 
 import gc
 import itertools
+import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,23 @@ def test_all_executors_read_the_same_elements(
         for executor, read_ahead in (("graph", 1), ("graph", 7), ("host", 7)):
             found = read_by(executor, buffer, size, num_steps, seed=3, read_ahead=read_ahead)
             assert_same_elements(taken(found, 30), expected)
+
+
+def test_a_sample_that_is_read_in_halves_draws_each_sequence_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a writer does that is too fast for any batch: none of more than one sequence is ever whole."""
+    with filled(0, 1, 10**6) as buffer:
+        buffer.extend(span(0, 10**5, 1))
+        sampler = buffer._random_reader(None, share_of(0, (3, 16)), seed=1, within_episodes=False)
+        gather = type(buffer._opened()).gather
+        monkeypatch.setattr(
+            type(buffer._opened()),
+            "gather",
+            lambda store, first_id, rows: gather(store, first_id, rows) if len(rows) == 1 else None,
+        )
+        for count in (3, 7, 64, 127):
+            ids = sampler.sample(5, count=count, num_steps=None).ids
+            assert len(set(ids.tolist())) > 0.95 * count
+        sampler.planner.draws(5 | 1 << (40 + 21), 1, count=1)  # as a batch of two million would
 
 
 @pytest.mark.parametrize("executor", ["graph", "host", "numpy"])
@@ -337,6 +356,64 @@ def test_a_dataset_outlives_the_writer_it_was_made_beside(tmp_path: Path) -> Non
                 assert int(tf.reduce_min(info.ids)) >= 20
             nest = tf.nest.map_structure(lambda tensor: tensor.numpy(), items)
             assert_rows(nest, info.ids.numpy(), lanes_of(nest)[:, :1])
+
+
+@pytest.mark.parametrize("executor", ["graph", "host", "numpy"])
+def test_a_copied_store_is_read_right_when_a_writer_begins_in_it(tmp_path: Path, executor: str) -> None:
+    """What the live words of a copy say doesn't count, as after another start of the machine, until somebody writes."""
+    spec = {"id": ArraySpec([], "int64")}
+    small = StoreOptions(chunk_bytes=4096, fsync="never")
+    with UniformReplayBuffer(spec, 1, 2048, path=tmp_path / "a", options=small) as buffer:
+        buffer.extend({"id": np.arange(2048)[None]})
+    path = Path(shutil.copytree(tmp_path / "a", tmp_path / "b"))
+    with diskbuf.open(path) as reader:
+        found = read_by(executor, reader, 64, None, seed=1)
+        next(found)  # of a block of more than a hundred
+        with UniformReplayBuffer(spec, 1, 2048, path=path, options=small) as buffer:
+            buffer.extend({"id": np.arange(2048, 8192)[None]})
+            for items, info in taken(found, 600):
+                np.testing.assert_array_equal(items["id"], info.ids)
+
+
+def test_rows_that_a_new_writer_overwrites_in_the_middle_of_a_read_are_not_handed_out(tmp_path: Path) -> None:
+    spec = {"id": ArraySpec([], "int64")}
+    small = StoreOptions(chunk_bytes=4096, fsync="never")
+    with UniformReplayBuffer(spec, 1, 2048, path=tmp_path / "a", options=small) as buffer:
+        buffer.extend({"id": np.arange(2048)[None]})
+    path = Path(shutil.copytree(tmp_path / "a", tmp_path / "b"))
+    with diskbuf.open(path) as reader:
+        store = reader._opened()
+        first_id, next_id = store.window()
+        with UniformReplayBuffer(spec, 1, 2048, path=path, options=small) as buffer:
+            buffer.extend({"id": np.arange(2048, 8192)[None]})
+            assert store.gather(first_id, np.arange(next_id - first_id)) is None
+            assert store.read_range(first_id, next_id) is None
+            assert reader.gather_all()["id"].tolist() == [[*range(8192 - 2048, 8192)]]
+
+
+@pytest.mark.parametrize("damage", ["x/c.1.0", ".diskbuf/live"])
+def test_a_reader_that_cannot_follow_a_writer_says_so_when_one_begins(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a"
+    spec = {"x": ArraySpec([], "int64")}
+    small = StoreOptions(chunk_bytes=4096, fsync="never")
+    with UniformReplayBuffer(spec, 1, 2048, path=path, options=small) as buffer:
+        buffer.extend({"x": np.arange(2048)[None]})
+    (path / damage).unlink()
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        reader = diskbuf.open(path, skip_damaged=damage.startswith("x"))
+    with reader:
+        found = iter(reader.as_dataset(8))
+        samples = reader.as_numpy_iterator(8)
+        for items, info in [next(found), *taken(samples, 3)]:
+            np.testing.assert_array_equal(items["x"], info.ids)
+        diskbuf.repair(path)
+        with UniformReplayBuffer(spec, 1, 2048, path=path, options=small) as buffer:
+            buffer.extend({"x": np.arange(8192)[None]})
+            for refused in (reader.gather_all, reader.num_frames, lambda: next(samples)):
+                with pytest.raises(diskbuf.WindowError, match=r"but a writer has begun\. Open it again"):
+                    refused()
+            with pytest.raises(tf.errors.InvalidArgumentError, match="but a writer has begun"):
+                taken(found, 100)  # TensorFlow may have read a few ahead
 
 
 def test_a_dataset_reads_on_when_the_ring_is_laid_out_anew_under_it(tmp_path: Path) -> None:

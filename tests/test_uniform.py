@@ -1,6 +1,7 @@
 """The uniform buffer's API: what it gives, what it keeps, what it refuses, and that it never mixes rows."""
 
 import contextlib
+import functools
 import gc
 import itertools
 import json
@@ -1085,6 +1086,46 @@ def test_no_thread_ever_gets_a_mixed_row_of_a_ring_that_is_overwritten(
             until=after(2.0),
         )
         assert buffer.next_id > 20 * length
+
+
+def test_threads_that_use_a_buffer_while_it_is_closed_are_told_so(path: Path) -> None:
+    """The words that say what is in the window are let go of between two looks at them."""
+    filled(5, path=path).close()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(40):
+            buffer = diskbuf.open(path, "r+" if number % 2 else "r", options=NEVER)
+            seen: list[BaseException] = []
+
+            def until_closed(work: Callable[[], Any], seen: list[BaseException] = seen) -> None:
+                try:
+                    while True:
+                        work()
+                except Exception as raised:  # noqa: BLE001 - looked at below
+                    seen.append(raised)
+
+            works: list[Callable[[], Any]] = [
+                buffer.num_frames,
+                buffer.gather_all,
+                functools.partial(buffer.get_next, 4),
+                functools.partial(list, buffer.as_numpy_iterator(4)),
+            ]
+            if number % 2:
+                works.append(functools.partial(buffer.add_batch, step(0, 2)))
+            threads = [threading.Thread(target=until_closed, args=(work,)) for work in works]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.005)
+            buffer.close()
+            for thread in threads:
+                thread.join()
+            assert [
+                type(error) for error in seen if not isinstance(error, diskbuf.ClosedError | diskbuf.ReadOnlyError)
+            ] == []
+            assert len(seen) == len(works)
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_threads_of_one_reader_never_get_a_mixed_row_while_writers_come_and_go(path: Path) -> None:

@@ -157,7 +157,7 @@ class Sampler:
 
     def _sample_in_halves(self, batch: int, *, count: int, num_steps: int | None) -> Sample:
         """Reads a batch in halves, each from the window of its moment: the writer is too fast to read it at once."""
-        other = batch | 1 << (40 + count.bit_length())  # a batch number that nobody else has, for draws of its own
+        other = batch | 1 << (40 + (count - 1).bit_length())  # that nobody else has, for draws of its own
         first = self.sample(batch, count=count // 2, num_steps=num_steps)
         second = self.sample(other, count=count - count // 2, num_steps=num_steps)
         leaves = [np.concatenate(pair) for pair in zip(first.leaves, second.leaves, strict=True)]

@@ -46,7 +46,7 @@ class MappedView:
 
     Attributes:
         columns: The columns, in spec order.
-        words: The live header, or an array like it where nobody writes; changes under the reader.
+        words: The live header; changes under the reader.
         limits: What is attached; changes under the reader.
         epoch: The epoch that the columns belong to.
         view: The number of this view.

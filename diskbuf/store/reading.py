@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import StoreCorruptError, StoreFormatError
+from diskbuf.errors import ClosedError, StoreCorruptError, StoreFormatError, WindowError
 from diskbuf.store import mapping
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, rot_in
 from diskbuf.store.cold_reads import ColdReads
 from diskbuf.store.columns import Column, FileColumn, MappedColumn, aligned_empty
-from diskbuf.store.header import EPOCH, FLOOR, HEADER_BYTES, NEXT, STORES_IN_ORDER, Extent, LiveHeader
+from diskbuf.store.header import EPOCH, FLOOR, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.journal import JournalColumn, journal_of_store, read_journal
 from diskbuf.store.journaled_column import JournaledColumn
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
@@ -107,7 +107,7 @@ class Store:
     def _load(self) -> None:
         """Looks at everything anew: at the opening, and when the epoch says that another writer has begun."""
         with self._attaching:
-            epoch = 0 if self._header is None else self._header.words[EPOCH]
+            epoch = self._epoch_on_disk() if self._header is None else self._header.words[EPOCH]
             manifest = read_manifest(self.path)
             if self._only is None:
                 extent = stored_extent(manifest, self._header)
@@ -269,9 +269,24 @@ class Store:
 
         Raises:
             StoreCorruptError: When a chunk file is missing or short.
+            WindowError: When a writer has begun since, and the store was opened without the words that tell of it.
+            ClosedError: When another thread closes the store meanwhile.
         """
+        try:
+            return self._window()
+        except ValueError:  # of words that were let go of
+            self._check_is_open()
+            raise
+
+    def _window(self) -> tuple[int, int]:
         header = self._header
-        if header is not None and header.words[EPOCH] != self._epoch:
+        if header is None:
+            if self._epoch_on_disk() != self._epoch:
+                raise WindowError(
+                    f"{self.path} must not be written to while it is read without its live header, or with "
+                    "skip_damaged=True, but a writer has begun. Open it again."
+                )
+        elif header.words[EPOCH] != self._epoch:
             with self._attaching:
                 if header.words[EPOCH] != self._epoch:  # no other thread was faster
                     self._load()
@@ -282,17 +297,43 @@ class Store:
         return window
 
     def _intact_from(self, epoch: int) -> int:
-        """The id from which on rows read since `epoch` was were not overwritten or let go of meanwhile."""
+        """The id from which on rows read since `epoch` was were not overwritten or let go of meanwhile.
+
+        Raises:
+            ClosedError: When another thread closes the store meanwhile.
+        """
+        try:
+            return self._whole_from(epoch)
+        except ValueError:  # of words that were let go of
+            self._check_is_open()
+            raise
+
+    def _whole_from(self, epoch: int) -> int:
         if epoch != self._epoch:
             return EVERY_ID  # another thread has looked at everything anew
         words = self._words
         if words is None:
-            return self._detached_to
+            header = self._header
+            current = self._epoch_on_disk() if header is None else header.words[EPOCH]
+            return self._detached_to if current == epoch else EVERY_ID
         self._fence()
         if words[EPOCH] != epoch:
             return EVERY_ID
         floor = 0 if self._lowest is not None else words[FLOOR]
         return max(floor, words[NEXT] - self._keeps, self._limits[DETACHED_TO])
+
+    def _epoch_on_disk(self) -> int:
+        """The epoch in the header file, where it isn't mapped; 0 without a file."""
+        try:
+            with open(self.path / STATE_FOLDER / HEADER_FILE, "rb", buffering=0) as file:
+                words = os.pread(file.fileno(), 8, 8 * EPOCH)
+        except OSError:
+            return 0
+        return int.from_bytes(words, sys.byteorder, signed=True)
+
+    def _check_is_open(self) -> None:
+        if self._header is None and self._only is None:
+            raise ClosedError(f"store {self.path} must be open, but was closed. Open it again with diskbuf.open.")
 
     @property
     def is_writable(self) -> bool:
@@ -364,29 +405,23 @@ class Store:
     def mapped_view(self) -> MappedView | None:
         """Returns what it takes to gather rows without asking Python each time, None where that can't be.
 
-        It can't where a column isn't one array, where chunks are checked as they are read, or where somebody writes and
-        this processor may see the writes in another order.
+        It can't where a column isn't one array, where chunks are checked as they are read, where this processor may see
+        what somebody writes in another order, without a header, or where its words, out of date, say another window.
         """
         self.window()
         header = self._header
-        words, epoch = self._words, self._epoch
+        epoch = self._epoch
         columns = [(column.flat, column.layout) for column in self.columns]
         if self._verifies or any(flat is None and layout.row_bytes for flat, layout in columns):
             return None
-        if words is not None and not STORES_IN_ORDER:
+        if header is None or not STORES_IN_ORDER or not (self._words is not None or self._says_the_same(header)):
             return None
-        if words is None or header is None:
-            shared = aligned_empty((HEADER_BYTES // 8,), np.dtype(np.int64))
-            shared.fill(0)
-            shared[EPOCH], shared[FLOOR], shared[NEXT] = epoch, *self._static
-        else:
-            shared = header.map_words()
         return MappedView(
             columns=[
                 MappedRows(flat=flat, layout=layout, ring_rows=layout.ring_rows, first_row=-column.offset(0))
                 for (flat, layout), column in zip(columns, self.columns, strict=True)
             ],
-            words=shared,
+            words=header.map_words(),
             limits=self._shared_limits,
             epoch=epoch,
             view=self._view,
@@ -396,6 +431,11 @@ class Store:
             lanes=self.manifest.batch_size,
             runs=self.runs,
         )
+
+    def _says_the_same(self, header: LiveHeader) -> bool:
+        """Whether live words that don't count say the window that does; a writer that begins moves them from there."""
+        floor = header.words[FLOOR] if self._lowest is None else self._lowest
+        return (max(floor, header.words[NEXT] - self._length), header.words[NEXT]) == self._static
 
     def ask_for(self, first_id: int, rows: NDArray[np.int64]) -> None:
         """Asks the kernel to read rows that will be gathered soon, all at once and without waiting for them.

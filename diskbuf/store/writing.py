@@ -329,6 +329,9 @@ class WritableStore(Store):
                     words[NEXT] = next_id + 1
                 else:
                     self._publish(next_id, 1, rows)
+            except ValueError:  # of words that were let go of
+                self._check_is_ours()
+                raise
             finally:
                 turn.is_taken = False
             return True
