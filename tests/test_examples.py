@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,3 +150,22 @@ def test_the_demo_fails_when_the_greedy_policy_is_no_better(tmp_path: Path) -> N
     assert (tmp_path / "cartpole.png").read_bytes().startswith(PNG)
     rows = rows_of(tmp_path / "cartpole.zarr")
     assert rows.reward.size == 6000
+
+
+def test_the_dqn_example_trains_and_goes_on(tmp_path: Path) -> None:
+    first = run("cartpole_dqn.py", tmp_path / "run", "--short")
+    assert "after 300 train steps: average return" in first
+    steps = int(re.search(r"([\d,]+) environment steps, 300 train steps", first)[1].replace(",", ""))  # type: ignore[index]
+    with diskbuf.open(tmp_path / "run" / "store.zarr") as buffer:
+        assert buffer.next_id * 8 == steps
+    again = run("cartpole_dqn.py", tmp_path / "run", "--num-iterations=80")
+    assert "320 train steps" in again
+    with diskbuf.open(tmp_path / "run" / "store.zarr") as buffer:
+        assert buffer.next_id * 8 > steps
+
+
+def test_the_tutorial_runs_from_section_to_section() -> None:
+    out = run("replay_buffer_tutorial.py")
+    assert "frames: 320" in out
+    assert "still there when it is opened again: 320" in out
+    assert "loss after 50 train steps" in out
