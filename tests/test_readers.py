@@ -391,6 +391,16 @@ def test_rows_that_a_new_writer_overwrites_in_the_middle_of_a_read_are_not_hande
             assert reader.gather_all()["id"].tolist() == [[*range(8192 - 2048, 8192)]]
 
 
+def test_sequences_of_history_may_be_longer_than_the_window(tmp_path: Path) -> None:
+    filled(30, 1, 5, keep_history=True, path=tmp_path / "a").close()
+    with diskbuf.open(tmp_path / "a", history=True, dataset_drop_remainder=True) as reader:
+        for _, info in [next(iter(reader.as_dataset(2, 30))), next(reader.as_numpy_iterator(2, 30))]:
+            assert np.array(info.ids).tolist() == [[*range(30)]] * 2
+        assert [info.ids.tolist() for _, info in reader.as_numpy_iterator(1, 20, True)] == [[[*range(20)]]]
+        with pytest.raises(diskbuf.WindowError, match="num_steps must be at most 30, got 31"):
+            reader.as_dataset(2, 31)
+
+
 @pytest.mark.parametrize("damage", ["x/c.1.0", ".diskbuf/live"])
 def test_a_reader_that_cannot_follow_a_writer_says_so_when_one_begins(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a"

@@ -593,9 +593,9 @@ class UniformReplayBuffer:
                 f"sample_batch_size must be at most the {self.batch_size} lanes when dataset_drop_remainder is set, "
                 f"got {size}: ALL data will be dropped by the deterministic dataset. Make it smaller."
             )
-        if self._length is not None and steps > self._length:
+        if steps > self._opened().most_ids:
             raise OptionError(
-                f"num_steps must be at most max_length, {self._length}, when dataset_drop_remainder is set, "
+                f"num_steps must be at most max_length, {self._opened().most_ids}, when dataset_drop_remainder is set, "
                 f"got {steps}: ALL data will be dropped by the deterministic dataset. Make it smaller."
             )
 
@@ -653,8 +653,8 @@ class UniformReplayBuffer:
         window = store.window()
         if self._writer is None and longest_run(store, window) < num_steps:
             raise self._own_source().too_few(store, window, num_steps)
-        if self._length is not None and num_steps > self._length:
-            raise WindowError(f"num_steps must be at most max_length, {self._length}, got {num_steps}.")
+        if num_steps > store.most_ids:
+            raise WindowError(f"num_steps must be at most max_length, {store.most_ids}, got {num_steps}.")
 
 
 class _HeldStore:

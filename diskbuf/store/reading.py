@@ -341,6 +341,11 @@ class Store:
         return self._writable
 
     @property
+    def most_ids(self) -> int:
+        """Most ids that the window can hold, `EVERY_ID` where nothing limits it; history counts where it is read."""
+        return self._length
+
+    @property
     def runs(self) -> tuple[int, ...]:
         """First id of each run that wrote rows, ascending."""
         return self.manifest.runs
