@@ -102,6 +102,19 @@ def test_one_hot_encodes_categories() -> None:
     assert network.layers[-1].kernel.shape == (16, 4)
 
 
+def test_without_a_seed_weights_follow_keras() -> None:
+    def weights() -> list[np.ndarray]:
+        found: list[np.ndarray] = QNetwork(VECTOR, FOUR, fc_layer_params=(75, 75)).get_weights()
+        return found
+
+    keras.utils.set_random_seed(1)
+    first = weights()
+    keras.utils.set_random_seed(1)
+    for mine, other in zip(first, weights(), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert (first[0] != weights()[0]).any()
+
+
 def test_equal_seeds_make_equal_networks_and_no_two_layers_are_equal() -> None:
     spec = ArraySpec((75,), np.float32)
     first, same, other = (QNetwork(spec, FOUR, fc_layer_params=(75, 75), seed=seed).get_weights() for seed in (1, 1, 2))

@@ -1,5 +1,6 @@
 """The usual Q-network: preprocessing, convolutions, fully connected layers, one value for each action."""
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
         preprocessing_layers: Nest like observation_spec of Keras layers, each for one leaf.
         preprocessing_combiner: A Keras layer, or a function of Keras tensors, from the list of leaves to one tensor.
         activation_fn: Of convolutions and fully connected layers.
-        seed: Makes the weights repeatable; None takes entropy from the system.
+        seed: Makes the weights repeatable; None leaves that to `keras.utils.set_random_seed`.
         name: Of the model.
 
     Raises:
@@ -133,14 +134,16 @@ def _combined(leaves: list[Any], combiner: Callable[[list[Any]], Any] | None, *,
     return keras.layers.Concatenate()([keras.layers.Flatten()(leaf) for leaf in leaves])
 
 
-def _he(seeds: Iterator[int]) -> Any:
+def _he(seeds: Iterator[int | None]) -> Any:
     import keras
 
     return keras.initializers.HeNormal(seed=next(seeds))
 
 
-def _seeds(seed: int | None) -> Iterator[int]:
-    """Endless seeds for initializers, which must not share one."""
+def _seeds(seed: int | None) -> Iterator[int | None]:
+    """Endless seeds for initializers, which must not share one; None leaves it to Keras."""
+    if seed is None:
+        return itertools.repeat(None)
     try:
         rng = np.random.default_rng(seed)
     except (TypeError, ValueError) as error:
