@@ -241,6 +241,17 @@ def test_a_checkpointed_iterator_goes_on_where_it_was(
         assert [info.ids.numpy().tolist() for _, info in itertools.islice(restored, 5)] == unbroken[3:]
 
 
+@pytest.mark.parametrize("is_pass", [False, True])
+def test_an_iterator_that_has_failed_does_not_seem_to_have_ended(is_pass: bool) -> None:
+    with filled(0) as buffer:
+        iterator = buffer.as_numpy_iterator(2, single_deterministic_pass=is_pass)
+        for _ in range(2):
+            with pytest.raises(diskbuf.EmptyBufferError):
+                next(iterator)
+        buffer.extend(span(0, 3, 2))
+        assert next(iterator)[1].ids.shape == (2,)
+
+
 # ---- beside a writer
 
 
@@ -389,6 +400,49 @@ def test_rows_that_a_new_writer_overwrites_in_the_middle_of_a_read_are_not_hande
             assert store.gather(first_id, np.arange(next_id - first_id)) is None
             assert store.read_range(first_id, next_id) is None
             assert reader.gather_all()["id"].tolist() == [[*range(8192 - 2048, 8192)]]
+
+
+@pytest.mark.parametrize("executor", ["graph", "host", "numpy"])
+def test_sequences_of_history_join_no_two_runs(tmp_path: Path, executor: str) -> None:
+    """Runs count though they began before the window: what is read begins long before it."""
+    for _ in range(4):
+        with UniformReplayBuffer(SPEC, 1, 2, keep_history=True, path=tmp_path / "a", options=NEVER) as buffer:
+            buffer.extend(span(buffer.next_id, buffer.next_id + 3, 1))
+    with diskbuf.open(tmp_path / "a", history=True) as reader:
+        found = taken(read_by(executor, reader, 50, 2, seed=1), 4)
+        assert {row[0] for _, info in found for row in info.ids.tolist()} == {0, 1, 3, 4, 6, 7, 9, 10}
+        np.testing.assert_allclose(found[0][1].probabilities, 1 / 8)
+
+
+@pytest.mark.parametrize("kind", ["random", "host", "pass", "preprocessed"])
+def test_a_forgotten_dataset_lets_go_of_its_buffer(tmp_path: Path, kind: str) -> None:
+    """TensorFlow keeps every function of a tf.numpy_function for as long as the process."""
+    filled(8, path=tmp_path / "a").close()
+    for _ in range(2):  # the lock is free again
+        buffer = UniformReplayBuffer(SPEC, 2, 5, path=tmp_path / "a", options=ODD if kind == "host" else NEVER)
+        function = (lambda items: items) if kind == "preprocessed" else None
+        dataset = buffer.as_dataset(2, None, None, function, kind == "pass").prefetch(2)
+        iterator = iter(dataset)
+        del buffer, dataset
+        assert next(iterator)[1].ids.shape == (2,)
+        del iterator
+        gc.collect()
+
+
+@pytest.mark.parametrize("read_ahead", [1, 4])
+def test_leaves_without_elements_are_read_in_every_way(read_ahead: int) -> None:
+    """Dataset.unbatch of a tensor without elements kills the process."""
+    with UniformReplayBuffer({"none": ArraySpec([2, 0], "float32"), "id": ArraySpec([], "int64")}, 2, 5) as buffer:
+        buffer.extend({"none": np.zeros((2, 5, 2, 0), "float32"), "id": np.tile(np.arange(5), (2, 1))})
+        for dataset in (
+            buffer.as_dataset(3, 2, read_ahead=read_ahead),
+            buffer.as_dataset(3, 2, None, lambda items: items, read_ahead=read_ahead),
+            buffer.as_dataset(2, 2, single_deterministic_pass=True),
+            buffer.as_dataset(3, 2, within_episodes=False, num_parallel_calls=2, read_ahead=read_ahead),
+        ):
+            for items, info in dataset.take(3):
+                assert items["none"].shape == (*info.ids.shape, 2, 0)
+                np.testing.assert_array_equal(items["id"], info.ids)
 
 
 def test_sequences_of_history_may_be_longer_than_the_window(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,51 @@ def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return wrapped
+
+
+def numpy_call(function: Callable[..., Any], inputs: Any, dtypes: Any) -> Any:
+    """`tf.numpy_function`, for a function that goes with the dataset that calls it.
+
+    TensorFlow keeps every such function for as long as the process, with all that it holds: a buffer that was forgotten
+    would never be closed.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():  # nothing is kept then
+        return tf.numpy_function(function, inputs, dtypes, stateful=True)
+    graph: Any = tf.compat.v1.get_default_graph()
+    outer = getattr(graph, "outer_graph", None)
+    while outer is not None and hasattr(outer, "outer_graph"):
+        graph, outer = outer, outer.outer_graph  # a function inside a function goes when that one has been traced
+    if not hasattr(graph, "diskbuf_functions"):
+        graph.diskbuf_functions = []
+    held = _Held(function)
+    graph.diskbuf_functions.append(held)
+    reference = weakref.ref(held)
+
+    def call(*arrays: Any) -> Any:
+        held = reference()
+        if held is None:
+            raise RuntimeError("a dataset must be held for as long as it is read, but is gone. Keep it in a variable.")
+        return held.function(*arrays)
+
+    return tf.numpy_function(call, inputs, dtypes, stateful=True)
+
+
+class _Held:
+    """Something to refer to weakly."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+
+def unbatched(dataset: "tf.data.Dataset", elements: Elements) -> "tf.data.Dataset":
+    """`Dataset.unbatch`, which kills the process where a tensor has no elements."""
+    import tensorflow as tf
+
+    if all(math.prod(spec.shape) for spec in elements.structure.flatten(elements.data_spec)):
+        return dataset.unbatch()
+    return dataset.flat_map(lambda *batch: tf.data.Dataset.from_tensor_slices(batch))
 
 
 def _list_in(nest: Any, path: str) -> str | None:

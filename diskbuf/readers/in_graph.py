@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.readers import on_host
-from diskbuf.readers.elements import Elements, as_it_is, telling_tensorflow
+from diskbuf.readers.elements import Elements, as_it_is, numpy_call, telling_tensorflow, unbatched
 from diskbuf.readers.rows import Sampler
 from diskbuf.store.header import EPOCH, FLOOR, NEXT
 from diskbuf.store.mapped_view import ATTACHED_TO, DETACH_AT, DETACHED_TO, VIEW, MappedRows, MappedView
@@ -64,8 +64,10 @@ def elements_of(
     import tensorflow as tf
 
     gathers = max(1, _block_size(elements) // read_ahead)
-    block = _Block(elements=elements, sampler=sampler, view=view, read_ahead=read_ahead, gathers=gathers)
     gather = _Gather(view, num_steps=elements.num_steps)
+    block = _Block(
+        elements=elements, sampler=sampler, view=view, read_ahead=read_ahead, gathers=gathers, end_id=gather.end_id
+    )
     host = on_host.read_block_of(elements, sampler, read_ahead=read_ahead)
     draws_shape = [gathers] if read_ahead == 1 else [gathers, read_ahead]
     if elements.batch_size is not None:
@@ -73,7 +75,7 @@ def elements_of(
 
     @as_it_is
     def begin(number: Any) -> Any:
-        draws, fast, slow = tf.numpy_function(block.begin, [number], [tf.float64, tf.int64, tf.int64], stateful=True)
+        draws, fast, slow = numpy_call(block.begin, [number], [tf.float64, tf.int64, tf.int64])
         return number, tf.ensure_shape(draws, draws_shape), tf.ensure_shape(fast, []), tf.ensure_shape(slow, [])
 
     @as_it_is
@@ -91,7 +93,7 @@ def elements_of(
     if not sampler.source.opened().is_writable:
         blocks = blocks.prefetch(1)  # so that rows are asked for while others are in use
     dataset = blocks.flat_map(elements_of_block)
-    return dataset if read_ahead == 1 else dataset.unbatch()
+    return dataset if read_ahead == 1 else unbatched(dataset, elements)
 
 
 def _block_size(elements: Elements) -> int:
@@ -109,6 +111,8 @@ class _Block:
     view: MappedView
     read_ahead: int
     gathers: int
+    end_id: int
+    """Behind it the columns have no room for a sequence."""
 
     def __post_init__(self) -> None:
         self._last_id: int | None = None
@@ -145,7 +149,7 @@ class _Block:
         """Whether the view still shows the store, and the writer is slow enough for most gathers to be whole."""
         view, last_id = self.view, self._last_id
         self._last_id = next_id
-        if view.limits[VIEW] != view.view or view.words[EPOCH] != view.epoch:
+        if view.limits[VIEW] != view.view or view.words[EPOCH] != view.epoch or next_id > self.end_id:
             return False
         if self._slack is None or last_id is None:
             return True
@@ -172,9 +176,10 @@ class _Gather:
             for column in view.columns
             if column.flat is not None and column.ring_rows is None
         ]
-        self._end_id = min(ends, default=EVERY_ID)
+        self.end_id = min(ends, default=EVERY_ID)
         # Runs that ended before the window count no more, and others don't begin while the epoch is the same.
-        first_id = max(int(view.words[FLOOR]), int(view.words[NEXT]) - view.max_length)
+        floor = int(view.words[FLOOR]) if view.lowest is None else view.lowest
+        first_id = max(floor, int(view.words[NEXT]) - view.max_length)
         self._runs = [run for run in view.runs if run > first_id] if (num_steps or 1) > 1 else []
 
     def __call__(self, draws: Any) -> tuple[Any, ...]:
@@ -197,7 +202,7 @@ class _Gather:
         is_whole = tf.reduce_all(
             tf.greater_equal(
                 tf.stack(
-                    [pairs, limits[ATTACHED_TO], limits[DETACH_AT], first_id, first_id, first_id],
+                    [pairs, limits[ATTACHED_TO], limits[DETACH_AT], first_id, first_id, first_id, next_id],
                 ),
                 tf.stack(
                     [
@@ -207,6 +212,7 @@ class _Gather:
                         words_after[NEXT] - view.keeps,
                         words_after[FLOOR] if view.lowest is None else tf.constant(0, tf.int64),
                         limits_after[DETACHED_TO],
+                        words[NEXT],
                     ]
                 ),
             )
@@ -232,10 +238,10 @@ class _Gather:
 
         view, next_id = self._view, words[NEXT]
         first_id = words[FLOOR] if view.lowest is None else tf.constant(view.lowest, tf.int64)
-        if view.max_length < self._end_id:
+        if view.max_length < self.end_id:
             first_id = tf.maximum(first_id, next_id - view.max_length)
-        if self._end_id < EVERY_ID:
-            first_id, next_id = tf.minimum(first_id, self._end_id), tf.minimum(next_id, self._end_id)
+        if self.end_id < EVERY_ID:
+            first_id, next_id = tf.minimum(first_id, self.end_id), tf.minimum(next_id, self.end_id)
         return first_id, next_id
 
     def _draw(self, draws: Any, first_id: Any, next_id: Any) -> tuple[Any, Any, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.readers.elements import Elements, telling_tensorflow
+from diskbuf.readers.elements import Elements, numpy_call, telling_tensorflow, unbatched
 from diskbuf.readers.rows import Sampler
 
 if TYPE_CHECKING:
@@ -23,13 +23,11 @@ def elements_of(
     blocks = tf.data.Dataset.counter().map(
         lambda number: elements.nest(*read(number)), num_parallel_calls=num_parallel_calls
     )
-    return blocks if read_ahead == 1 else blocks.unbatch()
+    return blocks if read_ahead == 1 else unbatched(blocks, elements)
 
 
 def read_block_of(elements: Elements, sampler: Sampler, *, read_ahead: int) -> Callable[[Any], Any]:
     """Returns the function of a block's number to its leaves, which have a block axis when it holds several."""
-    import tensorflow as tf
-
     specs = elements.tensor_specs(is_exact=True, has_probabilities=True)
     count, num_steps = elements.batch_size or 1, elements.num_steps
     axis = int(read_ahead > 1)
@@ -44,7 +42,7 @@ def read_block_of(elements: Elements, sampler: Sampler, *, read_ahead: int) -> C
         return leaves if elements.batch_size is not None else [leaf.squeeze(axis) for leaf in leaves]
 
     def block(number: Any) -> Any:
-        tensors = tf.numpy_function(read, [number], [spec.dtype for spec in specs], stateful=True)
+        tensors = numpy_call(read, [number], [spec.dtype for spec in specs])
         for tensor, spec in zip(tensors, specs, strict=True):
             tensor.set_shape([read_ahead, *spec.shape] if read_ahead > 1 else spec.shape)
         return tuple(tensors)

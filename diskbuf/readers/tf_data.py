@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import SpecError
 from diskbuf.readers import in_graph, on_host
-from diskbuf.readers.elements import Elements, as_it_is, telling_tensorflow
+from diskbuf.readers.elements import Elements, as_it_is, numpy_call, telling_tensorflow, unbatched
 from diskbuf.readers.rows import Pass, PassReader, Sampler
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _preprocessed(dataset: "tf.data.Dataset", function: Callable[[Any], Any], el
     import tensorflow as tf
 
     before = dataset.element_spec
-    singles = dataset if elements.batch_size is None else dataset.unbatch()
+    singles = dataset if elements.batch_size is None else unbatched(dataset, elements)
     mapped = singles.map(lambda items, info: (function(items), info))
     after = mapped if elements.batch_size is None else mapped.batch(elements.batch_size, drop_remainder=True)
     try:
@@ -124,8 +124,10 @@ def pass_dataset(elements: Elements, reader: PassReader, *, is_exact: bool) -> "
     def elements_of(window: Any) -> "tf.data.Dataset":
         @as_it_is
         def block(element: Any, _: Any) -> Any:
-            count, *tensors = tf.numpy_function(
-                read, [window, element], [tf.int64, *(spec.dtype for spec in specs)], stateful=True
+            count, *tensors = numpy_call(
+                read,
+                [window, element],
+                [tf.int64, *(spec.dtype for spec in specs)],
             )
             count.set_shape([])
             for tensor, spec in zip(tensors, specs, strict=True):
@@ -134,11 +136,11 @@ def pass_dataset(elements: Elements, reader: PassReader, *, is_exact: bool) -> "
 
         blocks = tf.data.Dataset.range(np.iinfo(np.int64).max).scan(tf.constant(0, tf.int64), block)
         found = blocks.take_while(lambda count, _: count > 0)
-        return found.map(lambda _, tensors: elements.nest(*tensors, ())).unbatch()
+        return unbatched(found.map(lambda _, tensors: elements.nest(*tensors, ())), elements)
 
     @as_it_is
     def window_of(number: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(begin, [number], tf.int64, stateful=True), [2])
+        return tf.ensure_shape(numpy_call(begin, [number], tf.int64), [2])
 
     passes = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).map(window_of)
     return _with_options(passes.flat_map(elements_of))

@@ -529,20 +529,26 @@ class UniformReplayBuffer:
         return self._samples(self._random_reader(steps, share, seed=seed, within_episodes=within_episodes), size, steps)
 
     def _samples(self, sampler: Sampler, size: int | None, steps: int | None) -> Iterator[tuple[Any, BufferInfo]]:
-        for batch in itertools.count():
+        def read(batch: int) -> tuple[Any, BufferInfo]:
             leaves, ids, probabilities = sampler.sample(batch, count=size or 1, num_steps=steps)
             if size is None:
                 leaves = [leaf[0] for leaf in leaves]
                 ids, probabilities = ids[0], probabilities[0]
-            yield self._format.structure.unflatten(leaves), BufferInfo(ids, probabilities)
+            return self._format.structure.unflatten(leaves), BufferInfo(ids, probabilities)
+
+        return _Elements(read)
 
     def _pass(self, reader: PassReader) -> Iterator[tuple[Any, BufferInfo]]:
-        window = reader.begin()
-        element = 0
-        while (found := reader.read(window, element, 1)) is not None:
+        window = functools.cache(reader.begin)  # taken by the first element
+
+        def read(element: int) -> tuple[Any, BufferInfo] | None:
+            found = reader.read(window(), element, 1)
+            if found is None:
+                return None
             leaves, ids = found
-            yield self._format.structure.unflatten([leaf[0] for leaf in leaves]), BufferInfo(ids[0], ())
-            element += 1
+            return self._format.structure.unflatten([leaf[0] for leaf in leaves]), BufferInfo(ids[0], ())
+
+        return _Elements(read)
 
     def _random_reader(
         self, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str
@@ -655,6 +661,21 @@ class UniformReplayBuffer:
             raise self._own_source().too_few(store, window, num_steps)
         if num_steps > store.most_ids:
             raise WindowError(f"num_steps must be at most max_length, {store.most_ids}, got {num_steps}.")
+
+
+class _Elements(Iterator[tuple[Any, BufferInfo]]):
+    """Elements by number. One that fails is tried again by the next `next`: a generator would seem to have ended."""
+
+    def __init__(self, read: "Callable[[int], tuple[Any, BufferInfo] | None]") -> None:
+        self._read = read
+        self._number = 0
+
+    def __next__(self) -> tuple[Any, BufferInfo]:
+        element = self._read(self._number)
+        if element is None:
+            raise StopIteration
+        self._number += 1
+        return element
 
 
 class _HeldStore:
