@@ -178,6 +178,17 @@ def test_settings_that_decide_the_batches_cannot_be_changed_by_a_restart(random_
     assert again.train_step == 9
 
 
+def test_another_agent_cannot_go_on_with_a_training(random_store: Path, tmp_path: Path) -> None:
+    from diskbuf import training
+
+    agents = [_Counting(), _Counting()]
+    for width, agent in zip((3, 4), agents, strict=True):
+        agent.weight = tf.Variable(np.zeros(width, "float32"))
+    training.train_offline(tmp_path / "a", agents[0], random_store, 3, sample_batch_size=4)
+    with pytest.raises(diskbuf.OptionError, match=r"agent must be made as the one whose checkpoint is .*/a/ch"):
+        training.train_offline(tmp_path / "a", agents[1], random_store, 5, sample_batch_size=4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

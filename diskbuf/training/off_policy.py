@@ -68,7 +68,8 @@ def train_off_policy(
         How it ended.
 
     Raises:
-        OptionError: When an argument is outside its rule, or the folder holds a training of other settings.
+        OptionError: When an argument is outside its rule, or the folder holds a training of other settings or of
+            another agent.
         SpecError: When the rows that are collected don't fit the buffer.
         WindowError: When the buffer can't hold a sequence.
         OSError: When something can't be written.

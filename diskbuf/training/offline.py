@@ -49,7 +49,8 @@ def train_offline(
         How it ended.
 
     Raises:
-        OptionError: When an argument is outside its rule, or the folder holds a training of other settings.
+        OptionError: When an argument is outside its rule, or the folder holds a training of other settings or of
+            another agent.
         StoreNotFoundError: When there is no store at the path.
         SpecError: When the rows aren't what the agent trains on.
         WindowError: When no sequence of that length is in the store.

@@ -70,7 +70,7 @@ class TrainingRun:
         evaluation: Returns the average return of the policy; None evaluates never.
 
     Raises:
-        OptionError: When the folder holds a training of other settings.
+        OptionError: When the folder holds a training of other settings, or of another agent.
     """
 
     def __init__(
@@ -99,7 +99,13 @@ class TrainingRun:
         watched = {f"metric_{number}": metric for number, metric in enumerate(self.metrics)}
         checkpoint = tf.train.Checkpoint(agent=agent, **watched)
         self._manager = tf.train.CheckpointManager(checkpoint, str(self.folder / "checkpoints"), max_to_keep=_KEPT)
-        self._manager.restore_or_initialize()
+        try:
+            self._manager.restore_or_initialize()
+        except ValueError as error:
+            raise OptionError(
+                f"agent must be made as the one whose checkpoint is {self._manager.latest_checkpoint}, "
+                f"but its variables don't fit: {error}. Make it so, or use another root_dir."
+            ) from error
         self._saved_at = self.train_step if self._manager.latest_checkpoint else None
         self._writers = contextlib.ExitStack()
         self._train_writer = self._writer("train")
