@@ -57,7 +57,8 @@ def train_off_policy(
         sample_batch_size: Sequences to a batch.
         seed: Which batches are drawn.
         metrics: Observe the rows, and are saved with the agent; None takes the number of environment steps and of
-            episodes, and the average return and length of the newest 10 episodes.
+            episodes, and the average return and length of the newest 10 episodes, or of as
+            many as there are lanes.
         eval_environment: Where the agent's policy is evaluated; None doesn't.
         num_eval_episodes: Episodes of an evaluation.
         eval_interval: Train steps between evaluations, None for one at the end only.
