@@ -1,4 +1,4 @@
-"""Readers: a buffer's rows as the datasets of a training framework.
+"""Readers: a buffer's rows as the datasets of a training framework, and what is made of rows as they are read.
 
 Importing this imports nothing else: each name below is fetched from its module when it is first used.
 """
@@ -7,11 +7,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diskbuf.readers.frame_stacks import frame_stacker, stack_frames
     from diskbuf.readers.pytorch import torch_dataset
 
-_MODULES = {"torch_dataset": "diskbuf.readers.pytorch"}
+_MODULES = {
+    "frame_stacker": "diskbuf.readers.frame_stacks",
+    "stack_frames": "diskbuf.readers.frame_stacks",
+    "torch_dataset": "diskbuf.readers.pytorch",
+}
 
-__all__ = ["torch_dataset"]
+__all__ = ["frame_stacker", "stack_frames", "torch_dataset"]
 
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
