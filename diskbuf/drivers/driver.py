@@ -64,6 +64,8 @@ class Driver(abc.ABC):
     episodes, whatever time step it is given: no two rows are stored one after the other that don't belong together
     without the second one being a FIRST.
 
+    Of a bandit environment (`is_bandit`) each row is an episode of one step, FIRST to LAST, and none is a boundary.
+
     Args:
         env: An environment, batched.
         policy: What chooses the actions.
@@ -158,10 +160,13 @@ class Driver(abc.ABC):
             time_step = self._start()
         if policy_state is None or (isinstance(policy_state, tuple) and not policy_state):
             policy_state = policy.get_initial_state(batch_size)
-        last = int(StepType.LAST)  # compares faster than the NumPy scalar
+        is_bandit = bool(getattr(env, "is_bandit", False))
+        first, last = np.full(batch_size, StepType.FIRST), int(StepType.LAST)  # an int compares faster than its scalar
         count = iterations = 0
         with self._bar(goal) as bar:
             while count < goal and iterations != maximum_iterations:
+                if is_bandit:  # it ends an episode at each step, and has begun the next one already
+                    time_step = time_step._replace(step_type=first)
                 action_step = policy.action(time_step, policy_state)
                 next_time_step = env.step(action_step.action)
                 row = from_transition(time_step, action_step, next_time_step)

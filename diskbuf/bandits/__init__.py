@@ -1,0 +1,1 @@
+"""Contextual bandits: environments, policies that tell their propensities, agents, metrics, and the trainer."""

@@ -1,0 +1,264 @@
+"""What every bandit environment is: contexts come, one arm is pulled in each lane, and a reward follows."""
+
+import abc
+import copy
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from diskbuf import specs
+from diskbuf.errors import OptionError, SpecError
+from diskbuf.specs import ArraySpec, BoundedArraySpec
+from diskbuf.trajectories import StepType, TimeStep, restart, time_step_spec
+from diskbuf.tree import Structure, describe
+
+
+class BanditEnvironment(abc.ABC):
+    """Batched, seeded, in NumPy. A subclass writes `_observe` and `_apply_action`.
+
+    Every step ends an episode of one step, so that the time step that `step` returns is LAST, has discount 0, and
+    already holds the next context, as in TF-Agents. Drivers know such an environment by `is_bandit`: they take each
+    time step as FIRST, and no row is a boundary.
+
+    Everything random is to be drawn from `self._rng`. What changes from step to step besides, such as the weights of a
+    drifting environment, a subclass lists in `_changing`, so that `state` holds it.
+
+    Args:
+        observation_spec: Nest of specs of one context.
+        num_actions: Arms, 0 to num_actions - 1.
+        batch_size: B, the number of lanes.
+        seed: Of contexts and rewards; None takes entropy from the system.
+        reward_spec: Nest of specs of one reward; None is one float32.
+
+    Raises:
+        OptionError: If num_actions or batch_size is below 1, or the seed is none.
+        SpecError: If a spec is none.
+    """
+
+    is_bandit = True
+    _changing: tuple[str, ...] = ()  # names of attributes, arrays or numbers
+
+    def __init__(
+        self,
+        observation_spec: Any,
+        num_actions: int,
+        *,
+        batch_size: int = 1,
+        seed: int | None = None,
+        reward_spec: Any = None,
+    ) -> None:
+        for name, value in (("num_actions", num_actions), ("batch_size", batch_size)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise OptionError(f"{name} must be an integer of at least 1, got {value!r}.")
+        try:
+            self._rng = np.random.default_rng(seed)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"seed must be None or an integer of at least 0, got {seed!r}.") from error
+        self._batch_size = int(batch_size)
+        self._observation_spec = specs.as_spec(observation_spec)
+        self._action_spec = BoundedArraySpec((), np.int32, 0, int(num_actions) - 1, name="action")
+        self._reward_spec = (
+            ArraySpec((), np.float32, name="reward") if reward_spec is None else specs.as_spec(reward_spec)
+        )
+        self._observations, self._rewards = Structure(self._observation_spec), Structure(self._reward_spec)
+        self._first = np.full(self._batch_size, StepType.FIRST)
+        self._last = np.full(self._batch_size, StepType.LAST)
+        self._current: TimeStep | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """B, the number of lanes."""
+        return self._batch_size
+
+    @property
+    def batched(self) -> bool:
+        """True: leaves have a batch axis."""
+        return True
+
+    @property
+    def num_actions(self) -> int:
+        """K, the number of arms."""
+        return int(self._action_spec.maximum) + 1
+
+    def observation_spec(self) -> Any:
+        """Nest of specs of one context, without the batch axis."""
+        return self._observation_spec
+
+    def action_spec(self) -> BoundedArraySpec:
+        """The spec of an arm, int32 from 0 to num_actions - 1."""
+        return self._action_spec
+
+    def reward_spec(self) -> Any:
+        """Nest of specs of one reward, without the batch axis."""
+        return self._reward_spec
+
+    def time_step_spec(self) -> TimeStep:
+        """The specs of one lane's time step."""
+        return time_step_spec(self._observation_spec)._replace(reward=self._reward_spec)
+
+    def current_time_step(self) -> TimeStep:
+        """Returns the last time step that was returned; resets first if there is none."""
+        return self.reset() if self._current is None else self._current
+
+    def reset(self) -> TimeStep:
+        """Draws new contexts.
+
+        Returns:
+            FIRST in every lane, reward 0, discount 1.
+
+        Raises:
+            SpecError: If a context doesn't fit its spec.
+        """
+        observation = self._checked_observation()
+        zeros = [
+            np.zeros((self._batch_size, *spec.shape), spec.dtype) for spec in self._rewards.flatten(self._reward_spec)
+        ]
+        self._current = restart(observation, batch_size=self._batch_size)._replace(
+            reward=self._rewards.unflatten(zeros)
+        )
+        return self._current
+
+    def step(self, action: npt.NDArray[Any]) -> TimeStep:
+        """Pulls one arm in every lane and draws the next contexts. Called before any `reset`, this resets.
+
+        Args:
+            action: [B] integers from 0 to num_actions - 1.
+
+        Returns:
+            LAST in every lane, discount 0, the rewards, and the contexts of the next step.
+
+        Raises:
+            SpecError: If the action doesn't fit its spec (nothing was pulled), or a reward or a context doesn't fit
+                its own or isn't finite.
+        """
+        if self._current is None:
+            return self.reset()
+        action = self._checked_action(action)
+        reward = self._checked_reward(self._apply_action(action))
+        self._current = TimeStep(
+            self._last.copy(), reward, np.zeros(self._batch_size, np.float32), self._checked_observation()
+        )
+        return self._current
+
+    @abc.abstractmethod
+    def _observe(self) -> Any:
+        """Draws and returns contexts, nest of [B, *shape] arrays that nothing writes to again."""
+
+    @abc.abstractmethod
+    def _apply_action(self, action: npt.NDArray[Any]) -> Any:
+        """Returns rewards, nest of [B, *shape] arrays.
+
+        Args:
+            action: [B], checked; for the contexts of `current_time_step()`.
+        """
+
+    def optimal_reward(self, observation: Any) -> npt.NDArray[Any]:
+        """Returns [B] the expected reward of the best arm in each context: the baseline of regret.
+
+        Args:
+            observation: Nest of [B, *shape] arrays, contexts.
+
+        Raises:
+            NotImplementedError: If this environment doesn't know it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} doesn't know the optimal reward.")
+
+    def optimal_action(self, observation: Any) -> npt.NDArray[Any]:
+        """Returns [B] int32 the arm of the highest expected reward in each context, of equal ones the first.
+
+        Args:
+            observation: Nest of [B, *shape] arrays, contexts.
+
+        Raises:
+            NotImplementedError: If this environment doesn't know it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} doesn't know the optimal action.")
+
+    def state(self) -> dict[str, Any]:
+        """Returns what `restore` needs to go on with the same contexts and rewards: generator, time step, changes."""
+        names = ("_current", *self._changing)
+        return copy.deepcopy(
+            {"generator": self._rng.bit_generator.state, **{name: getattr(self, name) for name in names}}
+        )
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Becomes what it was when `state` was called.
+
+        Args:
+            state: What `state` returned, of an environment made with the same arguments.
+        """
+        state = copy.deepcopy(state)
+        self._rng.bit_generator.state = state.pop("generator")
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def close(self) -> None:  # noqa: B027  most have nothing to close
+        """Does nothing; there is nothing to close."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(batch_size={self._batch_size}, num_actions={self.num_actions})"
+
+    def _checked_action(self, action: Any) -> npt.NDArray[Any]:
+        array = np.asarray(action)
+        if array.dtype.kind not in "iu" or array.shape != (self._batch_size,):
+            raise SpecError(
+                f"leaf 'action' must be integers [{self._batch_size}], got {array.dtype} {list(array.shape)}. "
+                "Give one arm for each lane.",
+                path="action",
+            )
+        if array.min() < 0 or array.max() >= self.num_actions:
+            lane = int(((array < 0) | (array >= self.num_actions)).argmax())
+            raise SpecError(
+                f"leaf 'action' must lie within [0, {self.num_actions - 1}], got {array[lane]} in lane {lane}. "
+                "Give the policy this environment's action_spec.",
+                path="action",
+            )
+        return array
+
+    def _checked_observation(self) -> Any:
+        return self._checked("observation", self._observe(), self._observation_spec, self._observations)
+
+    def _checked_reward(self, reward: Any) -> Any:
+        return self._checked("reward", reward, self._reward_spec, self._rewards)
+
+    def _checked(self, name: str, nest: Any, spec: Any, structure: Structure) -> Any:
+        try:
+            leaves = structure.flatten(nest)
+        except SpecError as error:
+            raise SpecError(f"the {name} of {self} doesn't fit its spec: {error}", path=error.path) from error
+        for path, leaf, leaf_spec in zip(structure.paths, leaves, structure.flatten(spec), strict=True):
+            wanted = (self._batch_size, *leaf_spec.shape)
+            full = f"{name}/{path}" if path else name
+            if not isinstance(leaf, np.ndarray) or leaf.dtype != leaf_spec.dtype or leaf.shape != wanted:
+                raise SpecError(
+                    f"leaf {full!r} must be {leaf_spec.dtype} {list(wanted)}, got {describe(leaf)} from {self}. "
+                    "Mend what it returns, or its spec.",
+                    path=full,
+                )
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                lane = int((~np.isfinite(leaf)).reshape(self._batch_size, -1).any(axis=1).argmax())
+                raise SpecError(
+                    f"leaf {full!r} must be finite, got {leaf[lane]} in lane {lane} from {self}.", path=full
+                )
+            if (
+                isinstance(leaf_spec, BoundedArraySpec)
+                and not ((leaf >= leaf_spec.minimum) & (leaf <= leaf_spec.maximum)).all()
+            ):
+                outside = ~((leaf >= leaf_spec.minimum) & (leaf <= leaf_spec.maximum))
+                lane = int(outside.reshape(self._batch_size, -1).any(axis=1).argmax())
+                raise SpecError(
+                    f"leaf {full!r} must lie within [{leaf_spec.minimum}, {leaf_spec.maximum}], got {leaf[lane]} in "
+                    f"lane {lane} from {self}. Mend what it returns, or its spec.",
+                    path=full,
+                )
+        return nest
