@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench bench-readers check clean crash-test demo help lint peers test types
+.PHONY: .venv bench bench-learning bench-readers check clean crash-test demo help lint peers test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -13,7 +13,7 @@ PEERS := .venv-tf-agents
 TORCH := .venv-torch
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .venv: $(STAMP) ## Make .venv with everything installed; again when pyproject.toml changes
 
@@ -45,6 +45,9 @@ bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 
 bench-readers: $(STAMP) $(PEERS)/.installed ## Measure the readers beside TF-Agents; a quarter of an hour
 	$(PEERS)/bin/python tools/bench/readers.py
+
+bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
+	$(PEERS)/bin/python tools/bench/learning.py
 
 clean: ## Remove .venv, caches and builds; stores under runs/ stay
 	rm -rf .venv $(PEERS) $(TORCH) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
