@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import zarr
 
 import diskbuf
+from diskbuf.environments import suite_gym
+from diskbuf.readers import stack_frames
 from diskbuf.trajectories import StepType, Trajectory
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -169,3 +173,74 @@ def test_the_tutorial_runs_from_section_to_section() -> None:
     assert "frames: 320" in out
     assert "still there when it is opened again: 320" in out
     assert "loss after 50 train steps" in out
+
+
+def check_replay(rows: Trajectory, seed: int) -> None:
+    """Plays the actions of a run's rows again, in games that stack their frames themselves."""
+    lanes, num_rows = rows.reward.shape
+    stacks = stack_frames(rows, 4).observation  # [lanes, num_rows - 3, 4, 84, 84]
+    with suite_gym.load("ale_py:ALE/Breakout-v5", lanes, seed=seed, vectorization="vector_entry_point") as env:
+        time_step, age = env.reset(), np.zeros(lanes, int)
+        for t in range(num_rows):
+            assert (time_step.step_type == rows.step_type[:, t]).all()
+            assert (time_step.observation[:, 3] == rows.observation[:, t]).all()
+            age = np.where(time_step.is_first(), 0, age + 1)
+            if t >= 3:
+                # ALE shows black before an episode begins, where Gymnasium's wrapper and we repeat the first frame.
+                is_before = np.arange(4) < 3 - age[:, None]
+                ours = np.where(is_before[..., None, None], 0, stacks[:, t - 3])
+                assert (time_step.observation == ours).all(), t
+            time_step = env.step(rows.action[:, t])
+            assert (time_step.reward == rows.reward[:, t]).all()
+
+
+def test_the_atari_example_stores_single_frames_reads_stacks_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, figure = tmp_path / "breakout.zarr", tmp_path / "figures" / "stack.png"
+    arguments = (store, "--game=Breakout", "--num-envs=4", "--seed=3")
+    output = run("atari_collect.py", *arguments, "--short", f"--plot={figure}")
+    assert "added 3,000 steps to 0" in output
+    assert "batches [32, 2, 4, 84, 84] a second" in output
+    assert 3.9 < float(re.search(r"([\d.]+) times as much", output)[1]) < 4.0  # type: ignore[index]
+    assert figure.read_bytes().startswith(PNG)
+    assert {path.name for path in tmp_path.iterdir()} == {"breakout.zarr", "figures"}  # the store beside it is gone
+    frames = zarr.open_group(store, mode="r")["observation"][:750]  # type: ignore[index]
+    assert (frames.shape, frames.dtype) == ((750, 4, 84, 84), np.uint8)
+    on_disk = sum(file.stat().st_blocks * 512 for file in (store / "observation").iterdir())
+    assert frames.nbytes <= on_disk < 1.05 * frames.nbytes
+
+    process = subprocess.Popen(
+        command("atari_collect.py", *arguments, "--num-steps=1000000"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        with diskbuf.open(store) as buffer:
+            while buffer.next_id < 900:
+                assert process.poll() is None
+                time.sleep(0.005)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # what the example sets is for its own process
+    seeds = runpy.run_path(str(EXAMPLES / "atari_collect.py"))["seeds"]
+    rows = rows_of(store)
+    assert (rows.observation[:, :750] == frames.swapaxes(0, 1)).all()
+    runs = [
+        Trajectory(*(leaf if isinstance(leaf, tuple) else leaf[:, part] for leaf in rows))  # policy_info is ()
+        for part in (slice(750), slice(750, None))
+    ]
+    assert runs[0].is_last().sum() > 4
+    check_replay(runs[0], seeds(3, 0)[0])
+    check_replay(runs[1], seeds(3, 750)[0])
+
+
+def test_the_atari_example_refuses_the_store_of_another_game(tmp_path: Path) -> None:
+    spec = {"observation": diskbuf.ArraySpec((), "uint8")}
+    diskbuf.UniformReplayBuffer(spec, path=tmp_path / "pong.zarr", metadata={"environment": "ALE/Pong-v5"}).close()
+    arguments = command("atari_collect.py", tmp_path / "pong.zarr", "--game=Breakout", "--seed=1")
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "must hold rows of ALE/Breakout-v5 to go on with it, got ALE/Pong-v5" in result.stderr
