@@ -233,6 +233,7 @@ def test_the_atari_example_stores_single_frames_reads_stacks_and_goes_on(
         for part in (slice(750), slice(750, None))
     ]
     assert runs[0].is_last().sum() > 4
+    assert (runs[0].action[:, :100] != runs[1].action[:, :100]).any()  # it doesn't repeat itself
     check_replay(runs[0], seeds(3, 0)[0])
     check_replay(runs[1], seeds(3, 750)[0])
 
