@@ -1,4 +1,4 @@
-"""Arrays that a TensorFlow checkpoint holds, for agents that learn in NumPy."""
+"""Arrays that a TensorFlow checkpoint holds, for what keeps its state in NumPy."""
 
 import functools
 import io
@@ -10,51 +10,68 @@ import numpy.typing as npt
 
 from diskbuf.errors import SpecError
 
+Arrays = dict[str, npt.NDArray[Any]]
 
-def array_state(values: dict[str, npt.NDArray[Any]], on_restore: Callable[[], object] | None = None) -> Any:
+
+def array_state(values: Arrays, on_restore: Callable[[], object] | None = None) -> Any:
     """Returns an object for an attribute of a `tf.Module`, whose `values` a checkpoint of the module holds.
 
     Args:
         values: Arrays by name. Change or replace them at will; their names, dtypes and shapes stay.
         on_restore: Called after a checkpoint has brought back its values, to work out anew what follows from them.
+
+    Returns:
+        The object. Restoring raises SpecError, and leaves the values as they are, where a checkpoint holds others.
     """
-    return _state_class()(values, on_restore)
+
+    def restore(found: Arrays) -> None:
+        wanted, got = _described(state.values), _described(found)
+        if wanted != got:
+            raise SpecError(f"a checkpoint must hold {wanted} for this agent, got {got}. Make it as the one saved.")
+        state.values = found
+        if on_restore is not None:
+            on_restore()
+
+    state = saved_arrays(lambda: state.values, restore)
+    state.values = values
+    return state
+
+
+def saved_arrays(save: Callable[[], Arrays], restore: Callable[[Arrays], object]) -> Any:
+    """Returns an object that a `tf.train.Checkpoint` can hold, made of two functions.
+
+    Args:
+        save: Returns the arrays to save, by name.
+        restore: Takes the saved ones.
+    """
+    return _state_class()(save, restore)
 
 
 @functools.cache
 def _state_class() -> type[Any]:
     import tensorflow as tf
 
-    class ArrayState(tf.train.experimental.PythonState):  # type: ignore[misc]  # ships no types
-        """What `array_state` returns."""
+    class SavedArrays(tf.train.experimental.PythonState):  # type: ignore[misc]  # ships no types
+        """What `saved_arrays` returns."""
 
-        def __init__(self, values: dict[str, npt.NDArray[Any]], on_restore: Callable[[], object] | None) -> None:
-            self.values = values
-            self._on_restore = on_restore
+        def __init__(self, save: Callable[[], Arrays], restore: Callable[[Arrays], object]) -> None:
+            self._save = save
+            self._restore = restore
 
         def serialize(self) -> bytes:
             """Returns the arrays in NumPy's NPZ format; TensorFlow calls this."""
             file = io.BytesIO()
-            np.savez(file, **self.values)  # type: ignore[arg-type]  # mypy takes them for allow_pickle
+            np.savez(file, **self._save())  # type: ignore[arg-type]  # mypy takes them for allow_pickle
             return file.getvalue()
 
         def deserialize(self, string_value: bytes) -> None:
-            """Takes arrays back; TensorFlow calls this.
-
-            Raises:
-                SpecError: If they have other names, dtypes or shapes; these are as they were.
-            """
+            """Hands arrays back; TensorFlow calls this."""
             with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
-            wanted, got = _described(self.values), _described(found)
-            if wanted != got:
-                raise SpecError(f"a checkpoint must hold {wanted} for this agent, got {got}. Make it as the one saved.")
-            self.values = found
-            if self._on_restore is not None:
-                self._on_restore()
+            self._restore(found)
 
-    return ArrayState
+    return SavedArrays
 
 
-def _described(values: dict[str, npt.NDArray[Any]]) -> str:
+def _described(values: Arrays) -> str:
     return ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in sorted(values.items()))

@@ -1,7 +1,7 @@
 """What every bandit environment is: contexts come, one arm is pulled in each lane, and a reward follows."""
 
 import abc
-import copy
+import json
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ class BanditEnvironment(abc.ABC):
     time step as FIRST, and no row is a boundary.
 
     Everything random is to be drawn from `self._rng`. What changes from step to step besides, such as the weights of a
-    drifting environment, a subclass lists in `_changing`, so that `state` holds it.
+    drifting environment, a subclass lists in `_changing`: names of arrays and numbers, so that `state` holds them.
 
     Args:
         observation_spec: Nest of specs of one context.
@@ -176,23 +176,33 @@ class BanditEnvironment(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} doesn't know the optimal action.")
 
-    def state(self) -> dict[str, Any]:
-        """Returns what `restore` needs to go on with the same contexts and rewards: generator, time step, changes."""
-        names = ("_current", *self._changing)
-        return copy.deepcopy(
-            {"generator": self._rng.bit_generator.state, **{name: getattr(self, name) for name in names}}
-        )
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Returns what `restore` needs to go on with the same contexts and rewards, arrays by name."""
+        generator = json.dumps(self._rng.bit_generator.state).encode()
+        state = {"generator": np.frombuffer(generator, np.uint8).copy()}
+        for name in self._changing:
+            state[f"changing/{name}"] = np.array(getattr(self, name))
+        if self._current is not None:
+            leaves = Structure(self._current).flatten(self._current)
+            state.update({f"time_step/{number}": np.array(leaf) for number, leaf in enumerate(leaves)})
+        return state
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
         """Becomes what it was when `state` was called.
 
         Args:
             state: What `state` returned, of an environment made with the same arguments.
         """
-        state = copy.deepcopy(state)
-        self._rng.bit_generator.state = state.pop("generator")
-        for name, value in state.items():
-            setattr(self, name, value)
+        if "time_step/0" in state:
+            structure = Structure(self.current_time_step())
+            leaves = [state[f"time_step/{number}"].copy() for number in range(structure.num_leaves)]
+            self._current = structure.unflatten(leaves)
+        else:
+            self._current = None
+        for name in self._changing:
+            value = state[f"changing/{name}"]
+            setattr(self, name, value.copy() if value.ndim else value.item())
+        self._rng.bit_generator.state = json.loads(state["generator"].tobytes())
 
     def close(self) -> None:  # noqa: B027  most have nothing to close
         """Does nothing; there is nothing to close."""

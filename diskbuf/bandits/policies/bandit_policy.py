@@ -77,6 +77,11 @@ class BanditPolicy(Policy):
         """What was given."""
         return self._splitter
 
+    @property
+    def rng(self) -> np.random.Generator:
+        """What it draws with."""
+        return self._rng
+
     def probabilities(self, observation: Any) -> npt.NDArray[np.float64]:
         """Returns [B, K] float64, how probable each arm is in each context; rows sum to 1, forbidden arms have 0.
 
