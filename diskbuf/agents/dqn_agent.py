@@ -1,12 +1,18 @@
 """Deep Q-learning from the rows of a buffer, plain and double."""
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from diskbuf import specs
+from diskbuf.agents.keras_training import (
+    check_keras,
+    checked_counter,
+    checked_loss,
+    checked_optimizer,
+    finite_number,
+    optimize,
+    positive,
+)
 from diskbuf.agents.late_module import LateModule
 from diskbuf.agents.losses import element_wise_huber_loss
 from diskbuf.agents.n_step import n_step
@@ -133,31 +139,31 @@ class DqnAgent(LateModule):
 
         self._begin_module(name)
         self._actions = DiscreteActions.of(action_spec)
-        self._n_step_update = _positive("n_step_update", n_step_update)
-        self._target_update_period = _positive("target_update_period", target_update_period)
-        self._target_update_tau = _number("target_update_tau", target_update_tau, above=0, at_most=1)
-        self._gamma = _number("gamma", gamma, at_least=0, at_most=1)
-        self._reward_scale_factor = _number("reward_scale_factor", reward_scale_factor)
+        self._n_step_update = positive("n_step_update", n_step_update)
+        self._target_update_period = positive("target_update_period", target_update_period)
+        self._target_update_tau = finite_number("target_update_tau", target_update_tau, above=0, at_most=1)
+        self._gamma = finite_number("gamma", gamma, at_least=0, at_most=1)
+        self._reward_scale_factor = finite_number("reward_scale_factor", reward_scale_factor)
         self._gradient_clipping = (
-            None if gradient_clipping is None else _number("gradient_clipping", gradient_clipping, above=0)
+            None if gradient_clipping is None else finite_number("gradient_clipping", gradient_clipping, above=0)
         )
-        self._td_errors_loss_fn = _checked_loss(td_errors_loss_fn or element_wise_huber_loss)
+        self._td_errors_loss_fn = checked_loss(td_errors_loss_fn or element_wise_huber_loss, label="td_errors_loss_fn")
         self._debug_summaries = debug_summaries
         self._summarize_grads_and_vars = summarize_grads_and_vars
 
         observation_spec = specs.as_spec(time_step_spec.observation)
-        _check_keras("q_network", q_network, "Model")
+        check_keras("q_network", q_network, "Model")
         check_q_network(q_network, observation_spec, actions=self._actions, label="q_network")
         target: Any = _copied(q_network) if target_q_network is None else target_q_network
-        _check_keras("target_q_network", target, "Model")
+        check_keras("target_q_network", target, "Model")
         check_q_network(target, observation_spec, actions=self._actions, label="target_q_network")
         _check_pair(q_network, target)
         self._q_network = q_network
         self._target_q_network = target
         if target_q_network is None:
             self.initialize()
-        self._optimizer = _checked_optimizer(optimizer, q_network)
-        self._train_step_counter = _checked_counter(train_step_counter)
+        self._optimizer = checked_optimizer(optimizer, q_network.trainable_variables, network="q_network")
+        self._train_step_counter = checked_counter(train_step_counter)
 
         self._policy = GreedyPolicy(time_step_spec, action_spec, q_network)
         self._collect_policy = EpsilonGreedyPolicy(
@@ -265,15 +271,14 @@ class DqnAgent(LateModule):
         with tf.GradientTape() as tape:
             loss_info = self._loss(leaves, weights, training=True)
         variables = self._q_network.trainable_variables
-        gradients = tape.gradient(loss_info.loss, variables)
-        if self._gradient_clipping is not None:
-            gradients = [
-                gradient if gradient is None else tf.clip_by_norm(gradient, self._gradient_clipping)
-                for gradient in gradients
-            ]
-        with tf.control_dependencies([tf.debugging.check_numerics(loss_info.loss, "the loss must be finite")]):
-            self._optimizer.apply(gradients, variables)
-            step = self._train_step_counter.assign_add(1)
+        gradients, step = optimize(
+            tape,
+            loss_info.loss,
+            variables=variables,
+            optimizer=self._optimizer,
+            gradient_clipping=self._gradient_clipping,
+            train_step_counter=self._train_step_counter,
+        )
         self._summarize(loss_info, zip(variables, gradients, strict=True))
         if self._target_update_period == 1:
             self._update_target()
@@ -429,35 +434,6 @@ def _checked_weights(weights: Any, leaves: "list[tf.Tensor]") -> "tf.Tensor | No
     return tensor
 
 
-def _checked_loss(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    import tensorflow as tf
-
-    losses = loss_fn(tf.constant([0.0, 1.0, 2.0]), tf.zeros([3]))
-    if getattr(losses, "shape", None) != (3,):
-        raise OptionError(
-            f"td_errors_loss_fn must give a loss for each element, [B] for [B], got {describe(losses)} for B = 3. "
-            "Losses of Keras average; use element_wise_huber_loss, element_wise_squared_loss or a function like these."
-        )
-    return loss_fn
-
-
-def _check_keras(name: str, value: Any, kind: str) -> None:
-    import keras
-
-    if not isinstance(value, getattr(keras, kind)):
-        raise OptionError(f"{name} must be a keras.{kind}, got {describe(value)}. Make one with Keras 3.")
-
-
-def _checked_optimizer(optimizer: Any, q_network: "keras.Model") -> Any:
-    _check_keras("optimizer", optimizer, "Optimizer")
-    if not q_network.trainable_variables:
-        raise OptionError("q_network must have trainable weights, got a model with none. Set its trainable to True.")
-    if optimizer.built:
-        raise OptionError("optimizer must be one that trains nothing else, got one in use. Make another one.")
-    optimizer.build(q_network.trainable_variables)  # here, so that a checkpoint restored before training finds it
-    return optimizer
-
-
 def _copied(q_network: "keras.Model") -> "keras.Model":
     import keras
 
@@ -483,47 +459,3 @@ def _check_pair(q_network: "keras.Model", target_q_network: "keras.Model") -> No
             f"target_q_network must have weights of its own, got {len(shared)} that are q_network's too. "
             "Make its layers anew."
         )
-
-
-def _checked_counter(counter: Any) -> Any:
-    import tensorflow as tf
-
-    if counter is None:
-        return tf.Variable(0, trainable=False, dtype=tf.int64, name="train_step_counter")
-    if not isinstance(counter, tf.Variable) or counter.shape.rank != 0 or not counter.dtype.is_integer:
-        raise OptionError(
-            f"train_step_counter must be a scalar integer tf.Variable, got {describe(counter)}. "
-            "Leave it out, or pass tf.Variable(0, dtype=tf.int64)."
-        )
-    return counter
-
-
-def _positive(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise OptionError(f"{name} must be an integer of at least 1, got {value!r}.")
-    return number
-
-
-def _number(
-    name: str,
-    value: Any,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> float:
-    rules = {
-        "above": (above, operator.gt),
-        "at least": (at_least, operator.ge),
-        "at most": (at_most, operator.le),
-    }
-    limits = {text: (limit, holds) for text, (limit, holds) in rules.items() if limit is not None}
-    is_finite = isinstance(value, int | float | np.integer | np.floating) and bool(np.isfinite(value))
-    if not is_finite or not all(holds(value, limit) for limit, holds in limits.values()):
-        text = "".join(f", {text} {limit}" for text, (limit, _) in limits.items())
-        raise OptionError(f"{name} must be a finite number{text}, got {value!r}.")
-    return float(value)
