@@ -165,11 +165,163 @@ class _Counting(tf.Module):
         return LossInfo(tf.constant(0.5), ())
 
 
+class _Averaging(tf.Module):
+    """An agent whose weight comes from every batch and its order, and whose policy earns nothing."""
+
+    train_sequence_length = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.train_step_counter = tf.Variable(0, dtype=tf.int64)
+        self.weight = tf.Variable(0.0, dtype=tf.float64)
+        self.traced = 0
+
+    def train(self, experience: Any) -> Any:
+        from diskbuf.agents import LossInfo
+
+        self.traced += 1  # Python's, so once for each call of `train` or for each time that it is compiled
+        self.weight.assign(0.9 * self.weight + tf.reduce_sum(tf.cast(experience.observation, tf.float64)))
+        self.train_step_counter.assign_add(1)
+        return LossInfo(self.weight.read_value(), ())
+
+
+def test_train_steps_compiled_into_one_call_are_those_of_one_at_a_time(random_store: Path, tmp_path: Path) -> None:
+    from diskbuf import training
+
+    results, agents = [], []
+    for train_steps_per_call in (1, 7, 1000):
+        agent = _Averaging()
+        agents.append(agent)
+        results.append(
+            training.train_offline(
+                tmp_path / str(train_steps_per_call),
+                agent,
+                random_store,
+                50,
+                sample_batch_size=4,
+                summary_interval=9,
+                checkpoint_interval=20,
+                train_steps_per_call=train_steps_per_call,
+            )
+        )
+        checkpoints = (tmp_path / str(train_steps_per_call) / "checkpoints").glob("*.index")
+        assert sorted(path.stem for path in checkpoints) == ["ckpt-20", "ckpt-40", "ckpt-50"]
+    assert [step for step, _ in results[0].losses] == [9, 18, 27, 36, 45]
+    for result, agent in zip(results[1:], agents[1:], strict=True):
+        assert agent.traced < 10
+        np.testing.assert_allclose(agent.weight, agents[0].weight, rtol=1e-9)
+        np.testing.assert_allclose(result.losses, results[0].losses, rtol=1e-9)
+
+
+def test_off_policy_training_takes_all_train_steps_of_an_iteration_in_one_call(tmp_path: Path) -> None:
+    from diskbuf import training
+
+    agents = []
+    for train_steps_per_call in (1, 100):
+        with suite_gym.load("CartPole-v1", num_envs=4, seed=1) as env:
+            policy = RandomPolicy(env.time_step_spec(), env.action_spec(), seed=2)
+            agent = _Averaging()
+            agent.collect_policy = policy
+            agents.append(agent)
+            with diskbuf.UniformReplayBuffer(policy.trajectory_spec, 4, 1000) as buffer:
+                result = training.train_off_policy(
+                    tmp_path / str(train_steps_per_call),
+                    agent,
+                    env,
+                    buffer,
+                    num_iterations=12,
+                    initial_collect_steps=40,
+                    initial_collect_policy=policy,
+                    train_steps_per_iteration=3,
+                    sample_batch_size=4,
+                    train_steps_per_call=train_steps_per_call,
+                )
+                assert result.train_step == 36
+                assert buffer.next_id == 10 + 12
+    assert agents[0].traced == 36
+    assert agents[1].traced < 10
+
+
+class _KilledError(Exception):
+    """Ends a training as a kill would."""
+
+
+def test_what_was_told_before_a_restart_is_in_the_result_once(
+    random_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diskbuf import training
+    from diskbuf.training import offline
+
+    earned, fails_at = iter(range(100)), 2
+
+    def average_return(agent: Any, *_: Any) -> float:
+        if next(earned) == fails_at:
+            raise _KilledError
+        return float(agent.train_step_counter)
+
+    monkeypatch.setattr(offline, "average_return", average_return)
+
+    def train(agent: Any) -> training.TrainResult:
+        return training.train_offline(
+            tmp_path / "run",
+            agent,
+            random_store,
+            50,
+            sample_batch_size=4,
+            summary_interval=5,
+            eval_environment=object(),
+            eval_interval=10,
+            checkpoint_interval=15,
+        )
+
+    with pytest.raises(_KilledError):
+        train(_Averaging())  # at train step 30, of which there is a checkpoint but no evaluation
+    history = tmp_path / "run" / "history.jsonl"
+    with open(history, "a") as file:
+        file.write('{"train_step": 35, "loss": 1.0}\n{"train_step": 35, "avera')  # later than the checkpoint; torn
+    agent = _Averaging()
+    result = train(agent)
+    assert result.returns == [(10, 10.0), (20, 20.0), (30, 30.0), (40, 40.0), (50, 50.0)]
+    assert [step for step, _ in result.losses] == list(range(5, 51, 5))
+    assert result.losses[-1][1] == result.loss == float(agent.weight)
+    unbroken = training.train_offline(
+        tmp_path / "unbroken", _Averaging(), random_store, 50, sample_batch_size=4, summary_interval=5
+    )
+    assert result.losses == unbroken.losses
+    again = train(_Averaging())  # nothing is left to do
+    assert again[2:] == result[2:]
+    assert len(history.read_text().splitlines()) == 15
+
+
+def test_training_shows_a_progress_bar_only_when_asked(
+    random_store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from diskbuf import training
+
+    def shown(num_iterations: int, **options: Any) -> str:
+        training.train_offline(
+            tmp_path / "a",
+            _Counting(),
+            random_store,
+            num_iterations,
+            sample_batch_size=4,
+            summary_interval=2,
+            **options,
+        )
+        return capfd.readouterr().err
+
+    assert "train steps" not in shown(4)
+    bar = shown(10, progress=True)
+    assert "4/10" in bar  # where the one before ended
+    assert "10/10" in bar
+    assert "train steps/s, loss=0.5" in bar
+
+
 def test_settings_that_decide_the_batches_cannot_be_changed_by_a_restart(random_store: Path, tmp_path: Path) -> None:
     from diskbuf import training
 
     result = training.train_offline(tmp_path / "a", _Counting(), random_store, 5, sample_batch_size=4, seed=1)
-    assert result == (5, 0.5, [])
+    assert result == (5, 0.5, [], [])
     with pytest.raises(diskbuf.OptionError, match="seed must be 1 to go on with the training in"):
         training.train_offline(tmp_path / "a", _Counting(), random_store, 9, sample_batch_size=4, seed=2)
     with pytest.raises(diskbuf.OptionError, match="sample_batch_size must be 4 to go on"):
@@ -196,6 +348,7 @@ def test_another_agent_cannot_go_on_with_a_training(random_store: Path, tmp_path
         ({"checkpoint_interval": 0}, "checkpoint_interval must be an int of at least 1, got 0"),
         ({"num_iterations": 0}, "num_iterations must be an int of at least 1, got 0"),
         ({"sample_batch_size": 0}, "sample_batch_size must be an int of at least 1, got 0"),
+        ({"train_steps_per_call": 0}, "train_steps_per_call must be an int of at least 1, got 0"),
     ],
 )
 def test_an_argument_outside_its_rule_is_refused(

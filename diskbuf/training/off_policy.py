@@ -36,6 +36,8 @@ def train_off_policy(
     eval_interval: int | None = 1000,
     summary_interval: int | None = 200,
     checkpoint_interval: int | None = 1000,
+    train_steps_per_call: int = 1,
+    progress: bool = False,
 ) -> TrainResult:
     """Trains an agent from a buffer that it collects into; killed anywhere, the same call goes on.
 
@@ -44,7 +46,7 @@ def train_off_policy(
     were lost with the process are taken anew, no other batch is trained on twice. The environments begin new episodes.
 
     Args:
-        root_dir: Folder for checkpoints (5 are kept), TensorBoard summaries, and the settings of the training.
+        root_dir: Folder for checkpoints (5 are kept), TensorBoard summaries, and settings and history of the training.
         agent: Such as `diskbuf.agents.DqnAgent`: has `train`, `train_step_counter`, `train_sequence_length`, `policy`
             and `collect_policy`, and can be saved by `tf.train.Checkpoint`.
         environment: A batched environment to collect in.
@@ -62,8 +64,12 @@ def train_off_policy(
         eval_environment: Where the agent's policy is evaluated; None doesn't.
         num_eval_episodes: Episodes of an evaluation.
         eval_interval: Train steps between evaluations, None for one at the end only.
-        summary_interval: Train steps between summaries and log lines; None for none.
+        summary_interval: Train steps between summaries, log lines and the losses of the result; None for none.
         checkpoint_interval: Train steps between checkpoints, None for one at the end only.
+        train_steps_per_call: Train steps that TensorFlow takes before Python sees the loss, at most: fewer up to the
+            end of an interval or of an iteration. Several are faster for small networks; then the agent's `train` must
+            be all TensorFlow, as that of `DqnAgent` is, since its Python runs once and not with each step.
+        progress: Whether to show a progress bar on standard error.
 
     Returns:
         How it ended.
@@ -76,6 +82,7 @@ def train_off_policy(
         OSError: When something can't be written.
     """
     per_iteration = count("train_steps_per_iteration", train_steps_per_iteration)
+    last_step = count("num_iterations", num_iterations) * per_iteration
     collect_steps = count("collect_steps_per_iteration", collect_steps_per_iteration)
     wanted = count("initial_collect_steps", initial_collect_steps, least=0)
     if buffer.capacity is not None and wanted > buffer.capacity:
@@ -97,14 +104,17 @@ def train_off_policy(
         intervals=Intervals(checkpoint=checkpoint_interval, summary=summary_interval, evaluation=eval_interval),
         before_checkpoint=buffer.flush,
         evaluation=evaluation,
+        train_steps_per_call=train_steps_per_call,
+        last_step=last_step,
+        progress=progress,
     ) as run:
+        run.evaluate_if_due()
         time_step = None
         if buffer.num_frames() < wanted:
             policy = initial_collect_policy or _random_policy(agent)
             missing = wanted - buffer.num_frames()
             time_step, _ = DynamicStepDriver(environment, policy, observers, num_steps=missing).run()
         driver = DynamicStepDriver(environment, agent.collect_policy, observers, num_steps=collect_steps)
-        last_step = count("num_iterations", num_iterations) * per_iteration
         batches = None
         state: Any = ()
         while run.train_step < last_step:
@@ -114,8 +124,7 @@ def train_off_policy(
                     sample_batch_size, agent.train_sequence_length, seed=chosen_seed, start=run.train_step
                 )
                 batches = iter(dataset.prefetch(1))
-            for _ in range(per_iteration - run.train_step % per_iteration):
-                run.train(batches)
+            run.train(batches, run.train_step + per_iteration - run.train_step % per_iteration)
         return run.finish()
 
 

@@ -26,13 +26,15 @@ def train_offline(
     eval_interval: int | None = 1000,
     summary_interval: int | None = 200,
     checkpoint_interval: int | None = 1000,
+    train_steps_per_call: int = 1,
+    progress: bool = False,
 ) -> TrainResult:
     """Trains an agent from a store that nobody adds to; killed anywhere, the same call ends with the same weights.
 
     Train step k gets batch k of the seed, before and after a restart; the agent goes on from its last checkpoint.
 
     Args:
-        root_dir: Folder for checkpoints (5 are kept), TensorBoard summaries, and the settings of the training.
+        root_dir: As in `train_off_policy`.
         agent: As in `train_off_policy`.
         buffer_or_path: The rows, or where their store is; that is opened for reading.
         num_iterations: Train steps in all, those before a restart included.
@@ -42,8 +44,10 @@ def train_offline(
         eval_environment: Where the agent's policy is evaluated; None doesn't.
         num_eval_episodes: Episodes of an evaluation.
         eval_interval: Train steps between evaluations, None for one at the end only.
-        summary_interval: Train steps between summaries and log lines; None for none.
+        summary_interval: Train steps between summaries, log lines and the losses of the result; None for none.
         checkpoint_interval: Train steps between checkpoints, None for one at the end only.
+        train_steps_per_call: As in `train_off_policy`.
+        progress: Whether to show a progress bar on standard error.
 
     Returns:
         How it ended.
@@ -75,6 +79,9 @@ def train_offline(
                 intervals=Intervals(checkpoint=checkpoint_interval, summary=summary_interval, evaluation=eval_interval),
                 before_checkpoint=_nothing,
                 evaluation=evaluation,
+                train_steps_per_call=train_steps_per_call,
+                last_step=last_step,
+                progress=progress,
             )
         )
         dataset = buffer.as_dataset(
@@ -84,9 +91,8 @@ def train_offline(
             start=run.train_step,
             within_episodes=within_episodes,
         )
-        batches = iter(dataset.prefetch(2))
-        while run.train_step < last_step:
-            run.train(batches)
+        run.evaluate_if_due()
+        run.train(iter(dataset.prefetch(2)), last_step)
         return run.finish()
 
 

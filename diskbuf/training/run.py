@@ -13,6 +13,7 @@ import numpy as np
 from diskbuf.errors import OptionError
 from diskbuf.readers.requests import count, seed_of
 from diskbuf.store import files
+from diskbuf.training.history import History
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from diskbuf.metrics import Metric
 
 _SETTINGS = "training.json"
+_HISTORY = "history.jsonl"
 _KEPT = 5
 
 
@@ -29,12 +31,14 @@ class TrainResult(NamedTuple):
     Attributes:
         train_step: Train steps that the agent has taken, those before a restart included.
         loss: The last one's loss; NaN when none was taken because all were before.
-        returns: (train step, average return) of the evaluations since the last start.
+        returns: (train step, average return) of all evaluations, those before a restart included.
+        losses: (train step, loss) of the train steps at the end of each summary interval, likewise.
     """
 
     train_step: int
     loss: float
     returns: list[tuple[int, float]]
+    losses: list[tuple[int, float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,7 @@ class Intervals:
 
     Attributes:
         checkpoint: A checkpoint is written.
-        summary: Loss and metrics go to TensorBoard and the log.
+        summary: Loss and metrics go to TensorBoard and the log, the loss to the result too.
         evaluation: The policy is evaluated.
     """
 
@@ -55,6 +59,10 @@ class Intervals:
         for name, value in vars(self).items():
             if value is not None:
                 count(f"{name}_interval", value)
+
+    def left(self, step: int) -> int | None:
+        """Train steps from `step` until the next after which something happens; None when nothing ever does."""
+        return min((value - step % value for value in vars(self).values() if value is not None), default=None)
 
 
 class TrainingRun:
@@ -68,6 +76,9 @@ class TrainingRun:
         intervals: When what happens.
         before_checkpoint: Called before each checkpoint, so that nothing it counts on is lost when it isn't.
         evaluation: Returns the average return of the policy; None evaluates never.
+        train_steps_per_call: Train steps that are compiled into one call, at most.
+        last_step: Train steps in all, for the progress bar.
+        progress: Whether to show one on standard error.
 
     Raises:
         OptionError: When the folder holds a training of other settings, or of another agent.
@@ -83,6 +94,9 @@ class TrainingRun:
         intervals: Intervals,
         before_checkpoint: Callable[[], object],
         evaluation: Callable[[], float] | None,
+        train_steps_per_call: int,
+        last_step: int,
+        progress: bool,
     ) -> None:
         import tensorflow as tf
 
@@ -90,8 +104,9 @@ class TrainingRun:
         self.agent = agent
         self.metrics = tuple(metrics)
         self.intervals = intervals
-        self.returns: list[tuple[int, float]] = []
         self.loss_info: Any = None
+        self._steps_per_call = count("train_steps_per_call", train_steps_per_call)
+        self._take_steps = _compiled(agent)
         self._before_checkpoint = before_checkpoint
         self._evaluation = evaluation
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -107,9 +122,12 @@ class TrainingRun:
                 f"but its variables don't fit: {error}. Make it so, or use another root_dir."
             ) from error
         self._saved_at = self.train_step if self._manager.latest_checkpoint else None
-        self._writers = contextlib.ExitStack()
+        self._closing = contextlib.ExitStack()
+        self._history = History(self.folder / _HISTORY, train_step=self.train_step)
+        self._closing.callback(self._history.close)
         self._train_writer = self._writer("train")
         self._eval_writer = self._writer("eval") if evaluation is not None else None
+        self._bar = self._closing.enter_context(_bar(self.train_step, last_step)) if progress else None
 
     def _settle(self, settings: dict[str, Any]) -> None:
         """Writes the settings down, or compares them with those of the training that is there."""
@@ -134,7 +152,7 @@ class TrainingRun:
         import tensorflow as tf
 
         writer = tf.summary.create_file_writer(str(self.folder / name))
-        self._writers.callback(writer.close)
+        self._closing.callback(writer.close)
         return writer
 
     @property
@@ -142,20 +160,37 @@ class TrainingRun:
         """Train steps taken."""
         return int(self.agent.train_step_counter)
 
-    def train(self, batches: Iterator[tuple[Any, Any]]) -> None:
-        """Takes one train step on the next batch, and does what is due after it.
+    def train(self, batches: Iterator[tuple[Any, Any]], last_step: int) -> None:
+        """Takes train steps up to `last_step`, each on the next batch, and does what is due on the way.
 
-        A checkpoint goes first, so that what is told of later was saved.
+        Args:
+            batches: An iterator of a `tf.data.Dataset` of (experience, info).
+            last_step: Counted from the beginning of the training.
         """
-        experience, _ = next(batches)
-        self.loss_info = self.agent.train(experience)
+        while (step := self.train_step) < last_step:
+            steps = min(self._steps_per_call, last_step - step, self.intervals.left(step) or last_step)
+            if self._steps_per_call == 1:
+                experience, _ = next(batches)
+                self.loss_info = self.agent.train(experience)
+            else:
+                self.loss_info = self._take_steps(batches, np.int64(steps))
+            self._do_what_is_due()
+
+    def _do_what_is_due(self) -> None:
+        """A checkpoint goes before what is told, so that what is told was saved.
+
+        Only the history has the loss before, because a restart from that checkpoint can't tell it any more.
+        """
         step = self.train_step
+        if _is_due(step, self.intervals.summary):
+            self._history.add_loss(step, float(self.loss_info.loss))
         if _is_due(step, self.intervals.checkpoint):
             self.save()
         if _is_due(step, self.intervals.summary):
             self._summarize(step)
-        if self._evaluation is not None and _is_due(step, self.intervals.evaluation):
-            self.evaluate()
+        self.evaluate_if_due()
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
 
     def save(self) -> None:
         """Writes a checkpoint, unless there is one of this train step."""
@@ -176,27 +211,41 @@ class TrainingRun:
             for metric in self.metrics:
                 metric.tf_summaries(train_step=step)
 
+        if self._bar is not None:
+            self._bar.set_postfix(self._latest(), refresh=False)
+
+    def _latest(self) -> dict[str, str]:
+        """The newest loss and return, as the progress bar shows them."""
+        told = {"loss": self._history.losses, "return": self._history.returns}
+        return {name: f"{values[-1][1]:.3g}" for name, values in told.items() if values}
+
+    def evaluate_if_due(self) -> None:
+        """Evaluates the policy where the interval says so; at the beginning, where a kill came between."""
+        if self.train_step and _is_due(self.train_step, self.intervals.evaluation):
+            self.evaluate()
+
     def evaluate(self) -> None:
         """Evaluates the policy, unless that was done at this train step."""
-        step = self.train_step
-        if self._evaluation is None or self._eval_writer is None or (self.returns and self.returns[-1][0] == step):
+        step, known = self.train_step, self._history.returns
+        if self._evaluation is None or self._eval_writer is None or (known and known[-1][0] == step):
             return
         import tensorflow as tf
 
-        self.returns.append((step, self._evaluation()))
+        earned = self._evaluation()
+        self._history.add_return(step, earned)
         with self._eval_writer.as_default(step=step):
-            tf.summary.scalar("Metrics/AverageReturn", self.returns[-1][1])
+            tf.summary.scalar("Metrics/AverageReturn", earned)
 
     def finish(self) -> TrainResult:
         """Writes the last checkpoint and evaluates once more; returns how it ended."""
         self.save()
         self.evaluate()
         loss = np.nan if self.loss_info is None else float(self.loss_info.loss)
-        return TrainResult(self.train_step, loss, self.returns)
+        return TrainResult(self.train_step, loss, self._history.returns, self._history.losses)
 
     def close(self) -> None:
-        """Closes the summaries; closing twice is fine."""
-        self._writers.close()
+        """Closes summaries, history and progress bar; closing twice is fine."""
+        self._closing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -219,3 +268,25 @@ def settled_seed(seed: Any) -> int:
 
 def _is_due(step: int, interval: int | None) -> bool:
     return interval is not None and step % interval == 0
+
+
+def _compiled(agent: Any) -> Callable[[Iterator[tuple[Any, Any]], Any], Any]:
+    """Returns a function that takes some train steps and answers what the last one does."""
+    import tensorflow as tf
+
+    def take_steps(batches: Iterator[tuple[Any, Any]], steps: Any) -> Any:
+        def take_one(taken: Any) -> Any:
+            agent.train(next(batches)[0])
+            return taken + 1
+
+        tf.while_loop(lambda taken: taken < steps - 1, take_one, [tf.constant(0, tf.int64)], parallel_iterations=1)
+        return agent.train(next(batches)[0])
+
+    compiled: Callable[[Iterator[tuple[Any, Any]], Any], Any] = tf.function(take_steps, autograph=False)
+    return compiled
+
+
+def _bar(train_step: int, last_step: int) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=last_step, initial=train_step, unit=" train steps")
