@@ -26,22 +26,26 @@ WANTED_RATIO = 3.0
 def main() -> None:
     """Reads the command line and runs the demo."""
     parser = argparse.ArgumentParser(description="Collect, be killed, go on, train offline, evaluate.")
-    parser.add_argument("--folder", type=Path, default=Path("runs/demo"), help="for store and figure (runs/demo)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/demo"), help="for store, training and figure (runs/demo)"
+    )
     parser.add_argument("--num-steps", type=int, default=50_000, help="steps to collect (50000)")
     parser.add_argument("--num-iterations", type=int, default=4000, help="batches to train on (4000)")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     store, figure = arguments.folder / "cartpole.zarr", arguments.folder / "cartpole.png"
-    report_file = arguments.folder / "report.json"
+    training, report_file = arguments.folder / "training", arguments.folder / "report.json"
     seed = f"--seed={arguments.seed}"
     collector = command("cartpole_collect.py", store, f"--num-steps={arguments.num_steps}", seed)
     iterations = f"--num-iterations={arguments.num_iterations}"
-    trainer = command("cartpole_offline.py", store, f"--plot={figure}", f"--report={report_file}", iterations, seed)
+    outputs = (f"--folder={training}", f"--plot={figure}", f"--report={report_file}")
+    trainer = command("cartpole_offline.py", store, *outputs, iterations, seed)
 
     started = time.perf_counter()
-    if store.exists():
-        say(f"Removing {store}, which an earlier demo left")
-        shutil.rmtree(store)
+    for left in (store, training):
+        if left.exists():
+            say(f"Removing {left}, which an earlier demo left")
+            shutil.rmtree(left)
 
     say(f"Collecting {arguments.num_steps:,} steps into {store}, to be killed at about a third of them")
     seen = run_and_kill(collector, store, at_steps=arguments.num_steps // 3)
