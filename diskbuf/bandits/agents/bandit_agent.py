@@ -85,7 +85,19 @@ class BanditAgent(LateModule, abc.ABC):
         Raises:
             SpecError: If the experience or the weights don't fit, or a reward isn't finite; nothing was learnt.
         """
-        return self._train(*self._flat(experience, weights))
+        rows = self._flat(experience, weights)
+        self._check(*rows)
+        return self._train(*rows)
+
+    def _check(
+        self,
+        observation: Any,
+        index: npt.NDArray[np.int64],
+        reward: npt.NDArray[np.float32],
+        weights: npt.NDArray[np.float32] | None,
+        propensity: npt.NDArray[np.float32] | None,
+    ) -> None:
+        """Raises a SpecError for rows of its spec that it still can't learn from; they come as to `_train`."""
 
     @abc.abstractmethod
     def _train(

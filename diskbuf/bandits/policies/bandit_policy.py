@@ -1,7 +1,7 @@
 """What every bandit policy is: it gives each arm a probability, draws one, and tells the probability of that one."""
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from diskbuf.errors import OptionError, SpecError
 from diskbuf.networks.action_values import DiscreteActions
 from diskbuf.policies.compiled_policy import CompiledPolicy
 from diskbuf.policies.policy import Policy
-from diskbuf.specs import BoundedArraySpec
+from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.trajectories import PolicyStep, TimeStep
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ConstraintSplitter = Callable[[Any], tuple[Any, Any]]
 """From a nest of observations [B, *shape] to (contexts, mask [B, K]), in which nonzero arms may be chosen."""
 
-INFO_SPEC = {"propensity": BoundedArraySpec((), np.float32, 0.0, 1.0, name="propensity")}
+INFO_SPEC: dict[str, ArraySpec] = {"propensity": BoundedArraySpec((), np.float32, 0.0, 1.0, name="propensity")}
 """What a bandit policy's rows hold in `policy_info`: how probable the chosen arm was when it was chosen."""
 
 
@@ -38,6 +38,7 @@ class BanditPolicy(Policy):
         observation_and_action_constraint_splitter: Takes observations apart into contexts and a mask of the arms that
             may be chosen; None allows all. Must work on arrays, and on tensors for `compiled`.
         seed: Of its draws; None takes entropy from the system.
+        extra_info_spec: Specs by name of what a subclass gives as info besides the propensity.
 
     Raises:
         SpecError: If the action_spec is something else.
@@ -51,9 +52,12 @@ class BanditPolicy(Policy):
         *,
         observation_and_action_constraint_splitter: ConstraintSplitter | None = None,
         seed: int | None = None,
+        extra_info_spec: Mapping[str, ArraySpec] | None = None,
     ) -> None:
         self._actions = DiscreteActions.of(action_spec)
-        super().__init__(specs.as_spec(time_step_spec), specs.as_spec(action_spec), info_spec=dict(INFO_SPEC))
+        super().__init__(
+            specs.as_spec(time_step_spec), specs.as_spec(action_spec), info_spec=INFO_SPEC | dict(extra_info_spec or {})
+        )
         if observation_and_action_constraint_splitter is not None and not callable(
             observation_and_action_constraint_splitter
         ):
