@@ -71,7 +71,7 @@ def check_q_network(
     import tensorflow as tf
 
     structure = Structure(observation_spec)
-    leaves = [tf.constant(_some_values(spec)) for spec in structure.flatten(observation_spec)]
+    leaves = [tf.constant(some_values(spec)) for spec in structure.flatten(observation_spec)]
     try:
         values = q_network(structure.unflatten(leaves), training=False)
     except Exception as error:
@@ -86,8 +86,8 @@ def check_q_network(
         )
 
 
-def _some_values(spec: ArraySpec) -> npt.NDArray[Any]:
-    """Two values that the spec allows, as near to zero as it does."""
+def some_values(spec: ArraySpec) -> npt.NDArray[Any]:
+    """Returns [2, *shape], two values that the spec allows, as near to zero as it does."""
     values = np.zeros((2, *spec.shape), spec.dtype)
     return np.clip(values, spec.minimum, spec.maximum) if isinstance(spec, BoundedArraySpec) else values
 

@@ -23,6 +23,7 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
     conv_layer_params: Sequence[tuple[int, int, int]] | None = None,
     preprocessing_layers: Any = None,
     preprocessing_combiner: "Callable[[list[Any]], Any] | None" = None,
+    dropout_layer_params: Sequence[float | None] | None = None,
     activation_fn: "str | Callable[[Any], Any]" = "relu",
     seed: int | None = None,
     name: str = "QNetwork",
@@ -57,13 +58,16 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
             [height, width, channels] after preprocessing and combining. None for no convolutions.
         preprocessing_layers: Nest like observation_spec of Keras layers, each for one leaf.
         preprocessing_combiner: A Keras layer, or a function of Keras tensors, from the list of leaves to one tensor.
+        dropout_layer_params: For each fully connected layer the share of its units that training drops, from 0 to below
+            1, or None; None for no dropout at all.
         activation_fn: Of convolutions and fully connected layers.
-        seed: Makes the weights repeatable; None leaves that to `keras.utils.set_random_seed`.
+        seed: Makes weights and dropout repeatable; None leaves that to `keras.utils.set_random_seed`.
         name: Of the model.
 
     Raises:
         SpecError: If the action_spec is something else, or preprocessing_layers is no nest like observation_spec.
-        OptionError: If a layer's sizes are not positive integers, the seed is none, or convolutions have no image.
+        OptionError: If a layer's sizes are not positive integers, dropout doesn't fit the layers, the seed is none, or
+            convolutions have no image.
     """
     import keras
 
@@ -72,6 +76,7 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
     _check_sizes("fc_layer_params", fc_layer_params)
     for layer in conv_layer_params or ():
         _check_sizes("conv_layer_params", layer)
+    dropout_rates = _dropout_rates(dropout_layer_params, len(fc_layer_params))
     seeds = _seeds(seed)
     structure = Structure(observation_spec)
     inputs = [
@@ -90,8 +95,10 @@ def QNetwork(  # noqa: N802 - a class in TF-Agents; here, as keras.Input is, a f
             filters, kernel_size, strides, activation=activation_fn, kernel_initializer=_he(seeds)
         )(hidden)
     hidden = keras.layers.Flatten()(hidden)
-    for units in fc_layer_params:
+    for units, rate in zip(fc_layer_params, dropout_rates, strict=True):
         hidden = keras.layers.Dense(units, activation=activation_fn, kernel_initializer=_he(seeds))(hidden)
+        if rate is not None:
+            hidden = keras.layers.Dropout(rate, seed=next(seeds))(hidden)
     values = keras.layers.Dense(
         actions.num_actions,
         kernel_initializer=keras.initializers.RandomUniform(-0.03, 0.03, seed=next(seeds)),
@@ -155,3 +162,18 @@ def _check_sizes(name: str, sizes: Iterable[Any]) -> None:
     wrong = [size for size in sizes if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1]
     if wrong:
         raise OptionError(f"{name} must be made of integers of at least 1, got {wrong[0]!r}.")
+
+
+def _dropout_rates(rates: Sequence[float | None] | None, num_layers: int) -> list[float | None]:
+    if rates is None:
+        return [None] * num_layers
+    if len(rates) != num_layers:
+        raise OptionError(
+            f"dropout_layer_params must have one for each of the {num_layers} fc_layer_params, got {len(rates)}. "
+            "Put None where nothing is dropped."
+        )
+    for rate in rates:
+        is_number = isinstance(rate, int | float | np.integer | np.floating)
+        if rate is not None and not (is_number and 0 <= rate < 1):
+            raise OptionError(f"dropout_layer_params must be None or numbers from 0 to below 1, got {rate!r}.")
+    return [None if rate is None else float(rate) for rate in rates]
