@@ -1,0 +1,483 @@
+"""Trains a bandit agent in a bandit environment: collect, train, forget, and do so again; with the rows on disk."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diskbuf import specs
+from diskbuf.bandits.agents.array_state import saved_arrays
+from diskbuf.bandits.logged_driver import BanditLog, LoggedDriver
+from diskbuf.errors import OptionError, SpecError, StoreCorruptError
+from diskbuf.metrics import (
+    AverageEpisodeLengthMetric,
+    AverageReturnMetric,
+    AverageReturnMultiMetric,
+    EnvironmentSteps,
+    Metric,
+    NumberOfEpisodes,
+    export_metrics,
+)
+from diskbuf.policies import CompiledPolicy, saving
+from diskbuf.readers.requests import count
+from diskbuf.replay_buffers.uniform import UniformReplayBuffer
+from diskbuf.replay_buffers.uniform import open as open_buffer
+from diskbuf.specs import ArraySpec
+from diskbuf.store import files
+from diskbuf.trajectories import Trajectory
+from diskbuf.tree import Structure
+
+_LOG = "log.zarr"
+_SETTINGS = "trainer.json"
+_KEPT = 5  # checkpoints and policies
+_PATIENCE = 10  # saving takes at most one part in so many of the time
+
+GetReplayBuffer = Callable[[Any, int, int, int], Any]
+TrainingLoop = Callable[..., object]
+GetTrainingLoop = Callable[[LoggedDriver, Any, Any, int, int], TrainingLoop]
+
+
+def train(
+    root_dir: str | os.PathLike[str],
+    agent: Any,
+    environment: Any,
+    training_loops: int,
+    steps_per_loop: int,
+    async_steps_per_loop: int | None = None,
+    additional_metrics: Sequence[Metric] = (),
+    get_replay_buffer_fn: GetReplayBuffer | None = None,
+    get_training_loop_fn: GetTrainingLoop | None = None,
+    training_data_spec_transformation_fn: Callable[[Any], Any] | None = None,
+    save_policy: bool = True,
+    resume_training_loops: bool = False,
+) -> None:
+    """Lets an agent act in a bandit environment and trains it from what came of that, again and again.
+
+    A loop runs the driver `async_steps_per_loop` times, each time for `steps_per_loop` rows, with the policy as it is;
+    then it trains once on each of the `async_steps_per_loop` batches [B, steps_per_loop], in the order in which they
+    were collected; then it clears the buffer. With `async_steps_per_loop` above 1 the policy is updated at intervals,
+    as policies are that serve users. In total there are training_loops * async_steps_per_loop train steps.
+
+    After each run of the driver the metrics are exported, and after each train step the loss, as lines
+    `[step=N] NAME = VALUE.` of the logger `diskbuf.metrics` and as TensorBoard summaries in root_dir, where N is
+    loop * async_steps_per_loop + i. Metrics are `NumberOfEpisodes`, `AverageEpisodeLength`, the additional ones, and
+    `AverageReturn` (`AverageReturnMultiMetric` where a reward is not one number).
+
+    What is in root_dir afterwards: `log.zarr`, the store with every row that was ever collected, open to
+    `diskbuf.open(root_dir / "log.zarr", history=True)` while and after it trains; the last 5 checkpoints `ckpt-N`, N
+    the number of loops; the last 5 policies `policy_N`, N the number of environment steps, for
+    `diskbuf.policies.load_policy`; summaries. Checkpoint and policy are saved after the first loop, at the end, and
+    in between as often as that takes at most a tenth of the time.
+
+    Killed anywhere and called again, every row of the log is trained on once: the agent goes on from its checkpoint,
+    learns from the rows logged after it as if they had just been collected, batch for batch, completes a loop that was
+    cut off, and then starts to count `training_loops`. An agent and environment of diskbuf with seeds come to the very
+    same rows and weights as if nothing had happened.
+
+    Args:
+        root_dir: The folder; made, or gone on with.
+        agent: A `diskbuf.bandits.agents.BanditAgent`, or what has `collect_policy`, `policy` and `train`.
+        environment: A `diskbuf.bandits.environments.BanditEnvironment`.
+        training_loops: Loops to do.
+        steps_per_loop: Rows of a run of the driver; each is a step in every lane.
+        async_steps_per_loop: Runs of the driver in a loop, and train steps; None is 1.
+        additional_metrics: Metrics besides the usual ones.
+        get_replay_buffer_fn: From (data_spec, batch_size, steps_per_loop, async_steps_per_loop) to the buffer; None is
+            `DiskLog(root_dir=root_dir)`. With a buffer of your own a checkpoint is saved after every loop.
+        get_training_loop_fn: From (driver, replay_buffer, agent, steps_per_loop, async_steps_per_loop) to a function of
+            `train_step`, the number of the loop, and `metrics`, that does one loop; None is `get_training_loop`.
+        training_data_spec_transformation_fn: Applied to the spec of a row, and to each row [B] before it is added.
+        save_policy: Whether to save policies.
+        resume_training_loops: Whether training_loops counts from the very first start, so that a call that is
+            repeated does what is left; otherwise from now.
+
+    Raises:
+        OptionError: If an argument is outside its rule, lanes don't match, the folder is another agent's, or a step
+            count doesn't divide; nothing was collected.
+        SpecError: If a reward or context doesn't fit its spec or isn't finite; that row isn't in the log.
+        StoreError: If the log can't be gone on with, or lacks rows that the checkpoint has seen.
+    """
+    import tensorflow as tf
+
+    steps = count("steps_per_loop", steps_per_loop)
+    runs = 1 if async_steps_per_loop is None else count("async_steps_per_loop", async_steps_per_loop)
+    loops = count("training_loops", training_loops)
+    root = Path(root_dir)
+    _check_parts(agent, environment, additional_metrics, is_saved=save_policy)
+    data_spec = agent.collect_policy.trajectory_spec
+    if training_data_spec_transformation_fn is not None:
+        data_spec = training_data_spec_transformation_fn(data_spec)
+    root.mkdir(parents=True, exist_ok=True)
+    _settle(root, agent, environment)
+
+    make = DiskLog(root_dir=root) if get_replay_buffer_fn is None else get_replay_buffer_fn
+    # What history holds can be learnt from again after a kill, so a checkpoint of it may wait.
+    is_sparse = isinstance(make, DiskLog) and make.keep_history and get_training_loop_fn is None
+    step_metric = EnvironmentSteps()
+    metrics = [*_usual_metrics(environment, additional_metrics)]
+    with contextlib.ExitStack() as stack:
+        replay_buffer, log = _buffer_and_log(stack, make, (data_spec, environment.batch_size, steps, runs))
+        _check_lanes(replay_buffer, environment)
+        driver = LoggedDriver(
+            environment,
+            agent.collect_policy,
+            log=log,
+            add=_add_to(replay_buffer, training_data_spec_transformation_fn, environment),
+            transform=training_data_spec_transformation_fn,
+            metrics=[step_metric, *metrics],
+            steps=steps,
+        )
+        training_loop = (get_training_loop_fn or get_training_loop)(driver, replay_buffer, agent, steps, runs)
+        saver = _Saver(root, agent, driver, [*metrics], step_metric, is_saving_policy=save_policy)
+        saver.restore()
+
+        steps_per_round = steps * runs * environment.batch_size
+        done, left = divmod(int(step_metric.result()), steps_per_round)
+        if left and resume_training_loops:
+            raise OptionError(
+                "steps_per_loop * batch_size * async_steps_per_loop must divide the environment steps so far for "
+                f"resume_training_loops, got {steps} * {environment.batch_size} * {runs} = {steps_per_round} and "
+                f"{int(step_metric.result())} steps. Use the settings of the training in {root}, or "
+                "resume_training_loops=False."
+            )
+        writer = stack.enter_context(contextlib.closing(tf.summary.create_file_writer(str(root))))
+        with writer.as_default():
+            while driver.num_waiting >= steps * runs:  # logged by one that was killed
+                training_loop(train_step=done, metrics=metrics)
+                done += 1
+                saver.after_loop(is_sparse=is_sparse)
+            for loop in range(done if resume_training_loops else 0, loops):
+                training_loop(train_step=loop, metrics=metrics)
+                saver.after_loop(is_sparse=is_sparse)
+            saver.save()
+        if get_training_loop_fn is None:
+            _clear_trained(driver, replay_buffer)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiskLog:
+    """The `get_replay_buffer_fn` that `train` uses: a `BanditReplayBuffer` at `log.zarr` in a folder.
+
+    `train` closes the buffer that it makes; one that is made by a function of yours stays open.
+
+    Attributes:
+        root_dir: The folder.
+        keep_history: Whether rows that were trained on stay on disk, for offline replay. Without, the store holds no
+            more than a loop's rows, and a checkpoint is saved after every loop.
+    """
+
+    root_dir: str | os.PathLike[str]
+    keep_history: bool = True
+
+    def __call__(self, data_spec: Any, batch_size: int, steps_per_loop: int, async_steps_per_loop: int) -> Any:
+        """Makes the buffer, or goes on with it."""
+        from diskbuf.replay_buffers import BanditReplayBuffer
+
+        length = None if self.keep_history else steps_per_loop * async_steps_per_loop
+        path = Path(self.root_dir) / _LOG
+        return BanditReplayBuffer(data_spec, batch_size, length, path=path, keep_history=self.keep_history)
+
+
+def get_training_loop(
+    driver: LoggedDriver, replay_buffer: Any, agent: Any, steps_per_loop: int, async_steps_per_loop: int
+) -> TrainingLoop:
+    """Returns the function that does one loop of `train`, as its documentation says.
+
+    It clears the buffer when it begins, so that a checkpoint has seen the rows that go.
+
+    Args:
+        driver: What collects.
+        replay_buffer: Where the driver puts rows.
+        agent: What learns.
+        steps_per_loop: Rows of a run of the driver.
+        async_steps_per_loop: Runs, and train steps.
+
+    Returns:
+        A function of `train_step`, the number of the loop, and `metrics`.
+    """
+
+    def training_loop(train_step: int, metrics: Sequence[Metric]) -> None:
+        _clear_trained(driver, replay_buffer)  # not at the end: before it is, a checkpoint must have seen the rows
+        first = driver.position
+        step = train_step * async_steps_per_loop
+        for number in range(async_steps_per_loop):
+            driver.run()
+            _export(step + number, metrics)
+        for number, experience in enumerate(
+            _batches(driver, replay_buffer, first, steps_per_loop, async_steps_per_loop)
+        ):
+            _export(step + number, (), agent.train(experience))
+
+    return training_loop
+
+
+def _clear_trained(driver: LoggedDriver, replay_buffer: Any) -> None:
+    """Empties the window, unless there are rows in it that were logged but not trained on."""
+    if not driver.num_waiting:
+        replay_buffer.clear()
+
+
+def _batches(driver: LoggedDriver, replay_buffer: Any, first: int, steps: int, runs: int) -> Iterator[Any]:
+    """Yields `runs` batches [B, steps], in the order in which they were collected."""
+    if driver.log is not None:
+        # By number, which a deterministic pass is too, but for a loop that was cut off: no window spans two writers.
+        for number in range(runs):
+            yield driver.log.read(first + number * steps, steps)
+        return
+    dataset = replay_buffer.as_dataset(
+        sample_batch_size=driver.env.batch_size, num_steps=steps, single_deterministic_pass=True
+    )
+    for experience, _ in dataset.take(runs):
+        yield experience
+
+
+def _export(step: int, metrics: Sequence[Metric], loss_info: Any = None) -> None:
+    import tensorflow as tf
+
+    export_metrics(step, metrics, loss_info)
+    for metric in metrics:
+        metric.tf_summaries(train_step=step)
+    if loss_info is not None:
+        tf.summary.scalar("Losses/loss", loss_info.loss, step=step)
+
+
+class _Saver:
+    """Checkpoints and policies in the folder, saved together and read back together."""
+
+    def __init__(
+        self,
+        root: Path,
+        agent: Any,
+        driver: LoggedDriver,
+        metrics: list[Metric],
+        step_metric: EnvironmentSteps,
+        *,
+        is_saving_policy: bool,
+    ) -> None:
+        import tensorflow as tf
+
+        self._root = root
+        self._agent = agent
+        self._driver = driver
+        self._step_metric = step_metric
+        self._is_saving_policy = is_saving_policy
+        self._position: int | None = None  # of the last checkpoint
+        self._is_followed = driver.log is not None
+        named = {metric.name: metric for metric in metrics}
+        self._checkpoint = tf.train.Checkpoint(
+            agent=agent, step=step_metric, trainer=saved_arrays(self._state, self._take), **named
+        )
+        self._manager = tf.train.CheckpointManager(self._checkpoint, str(root), max_to_keep=_KEPT)
+        self._saved_at: int | None = None  # environment steps
+        self._loops = 0
+        self._again_after = 0.0
+
+    def restore(self) -> None:
+        """Brings back the last checkpoint, and sets the driver to the row that comes next."""
+        log = self._driver.log
+        latest = self._manager.latest_checkpoint
+        if latest is not None:
+            try:
+                self._checkpoint.restore(latest).expect_partial().assert_existing_objects_matched()
+            except (ValueError, AssertionError) as error:
+                raise OptionError(
+                    f"agent and metrics must be made as those whose checkpoint is {latest}, but they don't fit: "
+                    f"{error}. Make them so, or use another root_dir."
+                ) from error
+            self._loops = int(latest.rpartition("-")[2])
+            self._saved_at = int(self._step_metric.result())
+        if log is None:
+            return
+        position = log.first if self._position is None else self._position
+        if not log.first <= position <= len(log):
+            raise StoreCorruptError(
+                f"the log must have the rows from {position} on, which the checkpoint {latest} hasn't seen, got rows "
+                f"{log.first} to {len(log)}. Restore the store, or begin in another root_dir.",
+                path=str(self._root),
+            )
+        if position == len(log):
+            log.clear()  # the process ended between checkpoint and clear
+        self._driver.go_on_from(position, is_followed=self._is_followed)
+
+    def after_loop(self, *, is_sparse: bool) -> None:
+        """Counts a loop; saves unless it may wait and not enough time has passed since it last did."""
+        self._loops += 1
+        if not is_sparse or self._saved_at is None or time.monotonic() >= self._again_after:
+            self.save()
+
+    def save(self) -> None:
+        """Saves, unless nothing was done since it last did."""
+        steps = int(self._step_metric.result())
+        if steps == self._saved_at:
+            return
+        started = time.monotonic()
+        if self._driver.log is not None:
+            self._driver.log.flush()  # a checkpoint must not have seen a row that a power cut can take
+        self._manager.save(checkpoint_number=self._loops)
+        if self._is_saving_policy:
+            self._save_policy(steps)
+        self._saved_at = steps
+        ended = time.monotonic()
+        self._again_after = ended + _PATIENCE * (ended - started)
+
+    def _save_policy(self, steps: int) -> None:
+        path = self._root / f"policy_{steps}"
+        if not path.exists():  # else a run that was killed here has saved it
+            policy = self._agent.policy
+            saving.save_policy(policy if isinstance(policy, CompiledPolicy) else policy.compiled(), path)
+        numbers = sorted(int(name.name.rpartition("_")[2]) for name in self._root.glob("policy_*") if name.is_dir())
+        for number in numbers[:-_KEPT]:
+            shutil.rmtree(self._root / f"policy_{number}", ignore_errors=True)
+
+    def _state(self) -> dict[str, npt.NDArray[Any]]:
+        """What a checkpoint holds besides: where the log was, and what goes on from step to step."""
+        state = {"position": np.array(self._driver.position)}
+        environment, rng = self._driver.env, getattr(self._driver.policy, "rng", None)
+        if hasattr(environment, "state"):
+            state.update({f"environment/{name}": value for name, value in environment.state().items()})
+        if rng is not None:
+            state["rng"] = np.frombuffer(json.dumps(rng.bit_generator.state).encode(), np.uint8)
+        return state
+
+    def _take(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        self._position = int(state.pop("position"))
+        generator = state.pop("rng", None)
+        environment, rng = self._driver.env, getattr(self._driver.policy, "rng", None)
+        if generator is not None and rng is not None:
+            rng.bit_generator.state = json.loads(generator.tobytes())
+        if state and hasattr(environment, "restore"):
+            environment.restore({name.partition("/")[2]: value for name, value in state.items()})
+        else:
+            self._is_followed = False
+
+
+def _usual_metrics(environment: Any, additional: Sequence[Metric]) -> list[Metric]:
+    lanes, reward_spec = environment.batch_size, environment.reward_spec()
+    is_number = isinstance(reward_spec, ArraySpec) and not reward_spec.shape
+    average = (
+        AverageReturnMetric(batch_size=lanes)
+        if is_number
+        else AverageReturnMultiMetric(reward_spec=reward_spec, batch_size=lanes)
+    )
+    return [NumberOfEpisodes(), AverageEpisodeLengthMetric(batch_size=lanes), *additional, average]
+
+
+def _buffer_and_log(
+    stack: contextlib.ExitStack, make: GetReplayBuffer, arguments: tuple[Any, int, int, int]
+) -> tuple[Any, BanditLog | None]:
+    """Returns the buffer and its rows by number, which need a buffer of diskbuf."""
+    replay_buffer = make(*arguments)
+    plain = getattr(replay_buffer, "buffer", replay_buffer)
+    if not isinstance(plain, UniformReplayBuffer):
+        return replay_buffer, None
+    history = None
+    if isinstance(make, DiskLog):
+        stack.enter_context(plain)
+        history = stack.enter_context(open_buffer(plain.path, history=True)) if make.keep_history else None
+    return replay_buffer, BanditLog(plain, history)
+
+
+def _add_to(
+    replay_buffer: Any, transform: Callable[[Any], Any] | None, environment: Any
+) -> Callable[[Trajectory], Any]:
+    """Returns the observer that checks a row's reward, transforms the row and adds it."""
+    # Underneath a drop-in is the same buffer without its conversions.
+    add = getattr(replay_buffer, "buffer", replay_buffer).add_batch
+    spec = environment.reward_spec()
+    structure = Structure(spec)
+    leaf_specs = structure.flatten(spec)
+
+    def observe(row: Trajectory) -> None:
+        for path, leaf, leaf_spec in zip(structure.paths, structure.flatten(row.reward), leaf_specs, strict=True):
+            _check_reward(f"reward/{path}" if path else "reward", np.asarray(leaf), leaf_spec)
+        add(row if transform is None else transform(row))
+
+    return observe
+
+
+def _check_reward(name: str, reward: npt.NDArray[Any], spec: ArraySpec) -> None:
+    low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
+    fits = np.isfinite(reward)
+    if low is not None and high is not None:
+        fits = fits & (reward >= low) & (reward <= high)
+    if not fits.all():
+        lane = int((~fits).reshape(len(reward), -1).any(axis=1).argmax())
+        rule = "be finite" if low is None or high is None else f"lie within [{low}, {high}]"
+        raise SpecError(
+            f"leaf {name!r} must {rule}, got {reward[lane]} in lane {lane}. The row was not logged; "
+            "mend the environment.",
+            path=name,
+        )
+
+
+def _check_parts(agent: Any, environment: Any, additional: Sequence[Metric], *, is_saved: bool) -> None:
+    if not getattr(environment, "is_bandit", False):
+        raise OptionError(
+            f"environment must be a bandit environment, got {environment!r}. Derive yours from "
+            "diskbuf.bandits.environments.BanditEnvironment; episodes of many steps go to diskbuf.training."
+        )
+    for name in ("collect_policy", "policy", "train"):
+        if not hasattr(agent, name):
+            raise OptionError(f"agent must have {name}, got {agent!r}. Make one of diskbuf.bandits.agents.")
+    if is_saved and not isinstance(agent.policy, CompiledPolicy) and not hasattr(agent.policy, "compiled"):
+        raise OptionError(
+            f"agent.policy must be one that can be saved, got {type(agent.policy).__name__}. Give it a method "
+            "compiled(), as diskbuf.bandits.policies.BanditPolicy has, or use save_policy=False."
+        )
+    for number, metric in enumerate(additional):
+        if not isinstance(metric, Metric):
+            raise OptionError(f"additional_metrics[{number}] must be a diskbuf.metrics.Metric, got {metric!r}.")
+    names = [metric.name for metric in _usual_metrics(environment, additional)] + ["agent", "step", "trainer"]
+    for name in names:
+        if names.count(name) > 1:
+            raise OptionError(f"metrics must have names of their own, got {name!r} twice. Give name= to one of them.")
+    for name, mine, theirs in (
+        ("observation", agent.collect_policy.time_step_spec.observation, environment.observation_spec()),
+        ("action", agent.collect_policy.action_spec, environment.action_spec()),
+    ):
+        if specs.to_json(specs.as_spec(mine)) != specs.to_json(specs.as_spec(theirs)):
+            raise OptionError(
+                f"agent must be made for the environment's {name} spec {theirs}, got {mine}. "
+                "Make it with environment.time_step_spec() and environment.action_spec()."
+            )
+
+
+def _check_lanes(replay_buffer: Any, environment: Any) -> None:
+    lanes = getattr(replay_buffer, "batch_size", environment.batch_size)
+    if lanes != environment.batch_size:
+        raise OptionError(
+            f"batch_size of the replay buffer must be the environment's {environment.batch_size}, got {lanes}. "
+            "Make it with the batch_size that get_replay_buffer_fn is given."
+        )
+
+
+def _settle(root: Path, agent: Any, environment: Any) -> None:
+    """Writes down whose folder it is, or refuses another agent's."""
+    mine = {
+        "agent": type(agent).__name__,
+        "batch_size": environment.batch_size,
+        "specs": specs.to_json(agent.collect_policy.trajectory_spec),
+    }
+    mine = json.loads(json.dumps(mine))
+    path = root / _SETTINGS
+    try:
+        known = json.loads(path.read_text())
+    except FileNotFoundError:
+        files.replace_file(path, json.dumps(mine, indent=2).encode(), sync=True)
+        return
+    except ValueError as error:
+        raise OptionError(f"{path} must hold whose training this is, as JSON, but doesn't. Remove it.") from error
+    for name, value in mine.items():
+        if known.get(name) != value:
+            raise OptionError(
+                f"{name} must be {known.get(name)!r} to go on with the training in {root}, got {value!r}. "
+                "Use that, or another root_dir."
+            )
