@@ -7,9 +7,11 @@ they return is shown; it is neither stored nor used to choose anything.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read when TensorFlow is im
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # does nothing for networks this small, and logs that it is on
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # for networks this small the CPU is faster
 
-import keras
 import pyarrow.compute as pc
 
 import diskbuf
@@ -25,6 +26,23 @@ from diskbuf.agents import DdqnAgent
 from diskbuf.environments import suite_gym
 from diskbuf.networks import QNetwork
 from diskbuf.training import evaluate, train_offline
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Hides what TensorFlow's libraries write while they load, before they heed any setting. Exceptions still show."""
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+with _no_stderr():
+    import keras
 
 BATCH_SIZE = 512
 EPISODES = 20
