@@ -68,22 +68,39 @@ def check_q_network(
     Raises:
         SpecError: If the network can't take such observations, or gives something else than floats [2, num_actions].
     """
-    import tensorflow as tf
-
-    structure = Structure(observation_spec)
-    leaves = [tf.constant(some_values(spec)) for spec in structure.flatten(observation_spec)]
-    try:
-        values = q_network(structure.unflatten(leaves), training=False)
-    except Exception as error:
-        raise SpecError(
-            f"{label} must take batches of observations {describe(observation_spec)}, got {type(error).__name__} from "
-            f"it: {error} Make it for these observations, as QNetwork(observation_spec, action_spec) does."
-        ) from error
+    values = called_with_two(
+        q_network, observation_spec, label=label, advice=", as QNetwork(observation_spec, action_spec) does"
+    )
     if not _is_float(values) or tuple(values.shape) != (2, actions.num_actions):
         raise SpecError(
             f"{label} must give a float for each of the {actions.num_actions} actions, [B, {actions.num_actions}], "
             f"got {_described(values)} for B = 2. Make its last layer keras.layers.Dense({actions.num_actions})."
         )
+
+
+def called_with_two(network: Callable[..., Any], observation_spec: Any, *, label: str, advice: str = "") -> Any:
+    """Returns what a network gives for a batch of two observations; a Keras model that wasn't built yet is built.
+
+    Args:
+        network: A Keras model, or another callable of a nest of [B, *shape] tensors and `training`.
+        observation_spec: Nest of specs, one observation.
+        label: Its name in messages.
+        advice: How to make it, after "Make it for these observations".
+
+    Raises:
+        SpecError: If the network can't take such observations.
+    """
+    import tensorflow as tf
+
+    structure = Structure(observation_spec)
+    leaves = [tf.constant(some_values(spec)) for spec in structure.flatten(observation_spec)]
+    try:
+        return network(structure.unflatten(leaves), training=False)
+    except Exception as error:
+        raise SpecError(
+            f"{label} must take batches of observations {describe(observation_spec)}, got {type(error).__name__} from "
+            f"it: {error} Make it for these observations{advice}."
+        ) from error
 
 
 def some_values(spec: ArraySpec) -> npt.NDArray[Any]:

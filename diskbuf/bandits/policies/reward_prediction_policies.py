@@ -170,7 +170,7 @@ class EpsilonGreedyRewardPredictionPolicy(RewardPredictionPolicy):
         return epsilon_greedy(self._rewards(context), mask, self._epsilon())
 
     def _tensor_probabilities(self, context: Any, mask: "tf.Tensor | None") -> "tf.Tensor":
-        return tensor_epsilon_greedy(self._tensor_rewards(context), mask, self._epsilon())
+        return tensor_epsilon_greedy(self._tensor_rewards(context), mask, at_this_moment(self._epsilon))
 
 
 class BoltzmannRewardPredictionPolicy(RewardPredictionPolicy):
@@ -238,7 +238,8 @@ class BoltzmannRewardPredictionPolicy(RewardPredictionPolicy):
         import tensorflow as tf
 
         rewards = allowed(tf.cast(self._tensor_rewards(context), tf.float64), mask)
-        return tf.nn.softmax((rewards - tf.reduce_max(rewards, axis=1, keepdims=True)) / self._temperature())
+        temperature = at_this_moment(self._temperature)
+        return tf.nn.softmax((rewards - tf.reduce_max(rewards, axis=1, keepdims=True)) / temperature)
 
 
 class DropoutThompsonSamplingPolicy(RewardPredictionPolicy):
@@ -368,18 +369,29 @@ def scheduled(
     return now
 
 
-def finite_rewards(rewards: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Returns predicted rewards [B, ..., K].
+def at_this_moment(read: Callable[[], Any]) -> Any:
+    """Returns what a function reads from variables as a constant, also inside a graph."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        return read()
+
+
+def finite_rewards(rewards: npt.NDArray[Any], *, what: str = "predicted rewards") -> npt.NDArray[Any]:
+    """Returns what a network gave, [B, ..., K].
+
+    Args:
+        rewards: What it gave.
+        what: Its name in the message.
 
     Raises:
-        SpecError: If one isn't finite: no arm could be told from another then.
+        SpecError: If a number isn't finite: no arm could be told from another then.
     """
     if not np.isfinite(rewards).all():
         lane = int((~np.isfinite(rewards)).reshape(len(rewards), -1).any(axis=1).argmax())
         raise SpecError(
-            f"predicted rewards must be finite, got {rewards[lane].tolist()} in lane {lane} from the network. See "
-            "whether the context is finite; if it is, the network diverged: train with a lower learning rate or "
-            "gradient_clipping."
+            f"{what} must be finite, got {rewards[lane].tolist()} in lane {lane} from the network. See whether the "
+            "context is finite; if it is, the network diverged: train with a lower learning rate or gradient_clipping."
         )
     return rewards
 
