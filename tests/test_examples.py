@@ -162,7 +162,7 @@ def test_the_dqn_example_trains_and_goes_on(tmp_path: Path) -> None:
     steps = int(re.search(r"([\d,]+) environment steps, 300 train steps", first)[1].replace(",", ""))  # type: ignore[index]
     with diskbuf.open(tmp_path / "run" / "store.zarr") as buffer:
         assert buffer.next_id * 8 == steps
-    again = run("cartpole_dqn.py", tmp_path / "run", "--num-iterations=80")
+    again = run("cartpole_dqn.py", tmp_path / "run", "--num-iterations=320")
     assert "320 train steps" in again
     with diskbuf.open(tmp_path / "run" / "store.zarr") as buffer:
         assert buffer.next_id * 8 > steps
