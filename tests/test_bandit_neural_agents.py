@@ -1,6 +1,7 @@
 """Bandit agents over networks: losses and steps worked out by hand, exact propensities, and what they learn."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from diskbuf.bandits.agents import (
     GreedyRewardPredictionAgent,
     NeuralBoltzmannAgent,
     NeuralEpsilonGreedyAgent,
+    NeuralLinUCBAgent,
 )
 from diskbuf.bandits.policies import (
     BoltzmannRewardPredictionPolicy,
@@ -62,6 +64,32 @@ def dropout_agent(specs: Any = SPECS, **arguments: Any) -> Any:
         "seed": 0,
     }
     return DropoutThompsonSamplingAgent(*specs, **(defaults | arguments))
+
+
+def linucb(specs: Any = SPECS, **arguments: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "encoding_network": encoder(),
+        "encoding_network_num_train_steps": 60,
+        "encoding_dim": 6,
+        "optimizer": keras.optimizers.Adam(0.02),
+        "epsilon_greedy": 0.3,
+        "alpha": 0.5,
+        "seed": 0,
+    }
+    return NeuralLinUCBAgent(*specs, **(defaults | arguments))
+
+
+def encoder() -> keras.Model:
+    initializer = keras.initializers.GlorotUniform(seed=1)
+    layers = [keras.layers.Dense(size, "tanh", kernel_initializer=initializer) for size in (16, 6)]
+    return keras.Sequential([keras.Input((DIM,)), *layers])
+
+
+def identity(**arguments: Any) -> Any:
+    """LinUCB on the contexts themselves, past the stage of the encoder."""
+    network = keras.Sequential([keras.Input((DIM,)), keras.layers.Dense(DIM, use_bias=False)])
+    network.set_weights([np.eye(DIM, dtype=np.float32)])
+    return linucb(encoding_network=network, encoding_dim=DIM, encoding_network_num_train_steps=0, **arguments)
 
 
 def rows(observation: Any, action: Any, reward: Any) -> Trajectory:
@@ -297,6 +325,8 @@ MASKED: dict[str, Callable[..., Any]] = {
     "epsilon": lambda *specs, **kw: EpsilonGreedyRewardPredictionPolicy(*specs, linear(), epsilon=0.9, **kw),
     "boltzmann": lambda *specs, **kw: BoltzmannRewardPredictionPolicy(*specs, linear(), temperature=50.0, **kw),
     "dropout": lambda *specs, **kw: dropout_agent(specs, **kw).policy,
+    "linucb, first": lambda *specs, **kw: linucb(specs, **kw).policy,
+    "linucb, then": lambda *specs, **kw: linucb(specs, **kw, encoding_network_num_train_steps=0, alpha=9.0).policy,
 }
 
 
@@ -326,6 +356,16 @@ def test_a_compiled_policy_draws_from_the_same_probabilities() -> None:
         step = policy.compiled().action(restart(np.repeat(contexts([1, 0]), 20000, axis=0), batch_size=20000))
         share = np.bincount(step.action, minlength=ARMS) / 20000
         assert (np.abs(share - chances) < 5 * np.sqrt(chances * (1 - chances) / 20000)).all()
+
+
+def test_a_compiled_policy_keeps_what_a_schedule_says_at_the_moment() -> None:
+    schedule = LinearSchedule(initial_value=0.9, final_value=0.3, num_steps=1)
+    agent = make(NeuralEpsilonGreedyAgent, epsilon=schedule, optimizer=keras.optimizers.SGD(1e-6))
+    agent.train(ROWS)
+    policy = agent.policy.compiled()
+    steps = [policy.action(restart(contexts([1, 0]), batch_size=1)) for _ in range(100)]
+    told = {(int(step.action[0]), round(float(step.info["propensity"][0]), 5)) for step in steps}
+    assert told == {(0, 0.1), (1, 0.1), (2, 0.8)}
 
 
 def test_observations_may_be_nests_and_actions_begin_above_zero() -> None:
@@ -374,6 +414,7 @@ LEARNERS: dict[str, Callable[[], Any]] = {
         NeuralBoltzmannAgent, reward_network=small(), optimizer=keras.optimizers.Adam(0.02), temperature=0.3, seed=0
     ),
     "dropout": lambda: dropout_agent(dropout_rate=0.1, network_layers=(32,), optimizer=keras.optimizers.Adam(0.02)),
+    "linucb": lambda: linucb(encoding_network_num_train_steps=100),
 }
 
 
@@ -387,7 +428,7 @@ def test_agents_learn_which_arm_is_best(name: str) -> None:
     assert accuracy > 0.9, accuracy  # the most frequent best arm alone would give about 0.4
 
 
-@pytest.mark.parametrize("name", ["epsilon", "boltzmann", "dropout"])
+@pytest.mark.parametrize("name", ["epsilon", "boltzmann", "dropout", "linucb"])
 def test_equal_seeds_pull_equal_arms(name: str) -> None:
     observation = np.random.default_rng(0).normal(size=(20, DIM)).astype(np.float32)
     first, second = LEARNERS[name](), LEARNERS[name]()
@@ -397,10 +438,10 @@ def test_equal_seeds_pull_equal_arms(name: str) -> None:
         assert float(first.train(experience).loss) == float(second.train(experience).loss)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
-def test_from_a_checkpoint_everything_goes_on_as_it_would_have(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "steps"), [*((name, 5) for name in LEARNERS), ("linucb", 99), ("linucb", 110)])
+def test_from_a_checkpoint_everything_goes_on_as_it_would_have(name: str, steps: int, tmp_path: Path) -> None:
     agent = LEARNERS[name]()
-    learn(agent, steps=5)
+    learn(agent, steps=steps)
     path = tf.train.Checkpoint(agent=agent).write(str(tmp_path / "checkpoint"))
     observation = np.random.default_rng(3).normal(size=(30, DIM)).astype(np.float32)
 
@@ -417,6 +458,103 @@ def test_from_a_checkpoint_everything_goes_on_as_it_would_have(name: str, tmp_pa
     actions_of(restored.policy, observation)  # it may have drawn before
     tf.train.Checkpoint(agent=restored).read(path).assert_consumed()
     assert future(restored) == expected
+
+
+def test_linucb_trains_the_encoder_first_and_leaves_it_alone_afterwards() -> None:
+    agent = linucb(encoding_network_num_train_steps=3)
+    observation, expected = problem(np.random.default_rng(0), 8)
+    experience = rows(observation, np.zeros(8), expected[:, 0])
+    weights = [agent.encoding_network.get_weights()]
+    stages = []
+    for _ in range(6):
+        stages.append(agent.actions_from_reward_layer)
+        assert agent.policy.actions_from_reward_layer == stages[-1]
+        agent.train(experience)
+        weights.append(agent.encoding_network.get_weights())
+    assert stages == [True, True, True, False, False, False]
+    moved = [any((new != old).any() for new, old in zip(*pair, strict=True)) for pair in pairwise(weights)]
+    assert moved == stages
+    assert int(agent.train_step_counter) == 6
+
+
+def test_linucb_is_a_ridge_regression_on_the_encoding_plus_widths() -> None:
+    agent = identity(alpha=0.7, tikhonov_weight=2.0)
+    rng = np.random.default_rng(0)
+    gram, target = np.tile(2 * np.eye(DIM), (ARMS, 1, 1)), np.zeros((ARMS, DIM))
+    for _ in range(4):
+        observation, expected = problem(rng, 5)
+        action = rng.integers(0, ARMS, 5)
+        reward, weights = expected[np.arange(5), action] + rng.normal(size=5), rng.random(5)
+        theta = np.linalg.solve(gram, target[:, :, None])[:, :, 0]
+        errors = (observation * theta[action]).sum(axis=1) - reward
+        loss = agent.loss(rows(observation, action, reward), weights[:, None]).loss
+        assert float(agent.train(rows(observation, action, reward), weights[:, None]).loss) == float(loss)
+        np.testing.assert_allclose(float(loss), np.mean(weights * errors**2), rtol=1e-4)  # before the step
+        for x, arm, r, w in zip(observation.astype(float), action, reward, weights, strict=True):
+            gram[arm] += w * np.outer(x, x)
+            target[arm] += w * r * x
+    observation, _ = problem(rng, 200)
+    inverse = np.linalg.inv(gram)
+    mean = np.einsum("bd,kde,ke->bk", observation, inverse, target)
+    bounds = mean + 0.7 * np.sqrt(np.einsum("bd,kde,be->bk", observation, inverse, observation))
+    np.testing.assert_allclose(agent.policy.predicted_rewards(observation), mean, rtol=1e-3, atol=1e-5)
+    step = agent.policy.action(restart(observation, batch_size=200))
+    assert step.action.tolist() == bounds.argmax(axis=1).tolist()
+    assert step.action.tolist() != mean.argmax(axis=1).tolist()
+    assert step.info["propensity"].tolist() == [1] * 200
+    assert agent.policy.probabilities(observation).argmax(axis=1).tolist() == step.action.tolist()
+
+
+def test_linucb_is_the_same_compiled() -> None:
+    agent = identity(alpha=0.7)
+    observation, expected = problem(np.random.default_rng(0), 300)
+    agent.train(rows(observation, np.arange(300) % ARMS, expected[:, 0]))
+    time_step = restart(observation, batch_size=300)
+    step = agent.policy.compiled().action(time_step)
+    assert step.action.tolist() == agent.policy.action(time_step).action.tolist()
+    assert len(set(step.action.tolist())) > 1
+    assert (step.info["propensity"] == 1).all()
+
+
+def test_linucb_forgets_by_gamma() -> None:
+    agent = identity(gamma=0.0)
+    first, second = contexts([1, 0], [0, 1]), contexts([1, 1])
+    agent.train(rows(first, [0, 0], [5.0, 7.0]))
+    agent.train(rows(second, [0], [3.0]))
+    # Only the last row is left: x = (1, 1), r = 3 and a Tikhonov weight of 1 give theta = (1, 1).
+    np.testing.assert_allclose(agent.policy.predicted_rewards(first)[:, 0], [1, 1], rtol=1e-5)
+
+
+def test_linucb_learns_nothing_from_an_encoding_that_is_not_finite() -> None:
+    agent = identity()
+    before = agent.linear_model.information.copy()
+    with pytest.raises(SpecError, match="encodings must be finite, got"):
+        agent.train(rows(contexts([1, 1], [np.nan, 0]), [0, 1], [1.0, 1.0]))
+    assert (agent.linear_model.information == before).all()
+    assert int(agent.train_step_counter) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"encoding_dim": 5}, SpecError, r"encoding_network must give floats \[B, 5\], got float32 \[2, 6\]"),
+        (
+            {"encoding_network": keras.Sequential([keras.Input((9,)), keras.layers.Dense(6)])},
+            SpecError,
+            "encoding_network must take batches of observations",
+        ),
+        ({"encoding_network": abs}, OptionError, "encoding_network must be a keras.Model"),
+        ({"encoding_network_num_train_steps": -1}, OptionError, "must be an integer of at least 0, got -1. Pass 0"),
+        ({"alpha": -1}, OptionError, "alpha must be a finite number, at least 0, got -1"),
+        ({"gamma": 1.1}, OptionError, "gamma must be a finite number, at least 0, at most 1, got 1.1"),
+        ({"epsilon_greedy": 2}, OptionError, "epsilon_greedy must be a finite number"),
+        ({"tikhonov_weight": 0}, OptionError, "tikhonov_weight must be a finite number, above 0, got 0"),
+        ({"seed": -1}, OptionError, "seed must be None or an integer"),
+    ],
+)
+def test_linucb_outside_its_rule_is_refused(arguments: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        linucb(**arguments)
 
 
 def test_a_counter_of_ones_own_counts() -> None:
