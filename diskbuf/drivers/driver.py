@@ -131,12 +131,12 @@ class Driver(abc.ABC):
         return self._transition_observers
 
     @abc.abstractmethod
-    def _counted(self, boundaries: int, batch_size: int) -> int:
+    def _counted(self, *, steps: int, episodes: int) -> int:
         """Returns what a row adds to the count that ends a run.
 
         Args:
-            boundaries: Lanes in which the row lies between two episodes.
-            batch_size: All lanes.
+            steps: Lanes in which it is a step, not a boundary.
+            episodes: Lanes in which it completes an episode.
         """
 
     @abc.abstractmethod
@@ -174,7 +174,8 @@ class Driver(abc.ABC):
                     observer(row)
                 for transition_observer in transition_observers:
                     transition_observer((time_step, action_step, next_time_step))
-                count += self._counted(int(np.count_nonzero(time_step.step_type == last)), batch_size)
+                boundaries = int(np.count_nonzero(time_step.step_type == last))
+                count += self._counted(steps=batch_size - boundaries, episodes=batch_size if is_bandit else boundaries)
                 iterations += 1
                 time_step, policy_state = next_time_step, action_step.state
                 if bar is not None:

@@ -83,8 +83,8 @@ class DynamicEpisodeDriver(Driver):
         goal = self._num_episodes if num_episodes is None else at_least_one("num_episodes", num_episodes)
         return self._drive(time_step, policy_state, goal=goal, maximum_iterations=maximum_iterations)
 
-    def _counted(self, boundaries: int, batch_size: int) -> int:  # noqa: ARG002  the other drivers count lanes
-        return boundaries
+    def _counted(self, *, steps: int, episodes: int) -> int:  # noqa: ARG002  the other drivers count those
+        return episodes
 
     def _start(self) -> TimeStep:
         return self._env.reset()

@@ -74,8 +74,8 @@ class DynamicStepDriver(Driver):
         """
         return self._drive(time_step, policy_state, goal=self._num_steps, maximum_iterations=maximum_iterations)
 
-    def _counted(self, boundaries: int, batch_size: int) -> int:
-        return batch_size - boundaries
+    def _counted(self, *, steps: int, episodes: int) -> int:  # noqa: ARG002  the other drivers count those
+        return steps
 
     def _start(self) -> TimeStep:
         return self._env.current_time_step()
