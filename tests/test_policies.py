@@ -613,6 +613,25 @@ def test_policies_that_are_no_graph_are_not_saved(tmp_path: Any) -> None:
             save_policy(policy, tmp_path / "policy")
 
 
+def test_a_policy_that_can_compile_itself_is_saved_as_it_is_then(tmp_path: Any) -> None:
+    class Changing(RandomPolicy):
+        choice = 1
+
+        def compiled(self) -> Policy:
+            def act(step: TimeStep) -> Any:
+                return tf.cast(0 * step.step_type + self.choice, tf.int64)
+
+            return policy_from(act, TIME_STEP_SPEC, THREE, compiled=True)
+
+    import tensorflow as tf
+
+    policy = Changing(TIME_STEP_SPEC, THREE)
+    policy.choice = 2
+    loaded = saved_and_loaded(policy, tmp_path / "policy")
+    policy.choice = 0
+    assert loaded.action(observed([1, 0])).action.tolist() == [2]
+
+
 def test_only_saved_policies_are_loaded(tmp_path: Any) -> None:
     import tensorflow as tf
 

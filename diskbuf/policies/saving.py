@@ -20,6 +20,8 @@ _FORMAT = "diskbuf policy 1"
 def save_policy(policy: Policy, path: str | os.PathLike[str]) -> None:
     """Saves a compiled policy with its current weights: a GreedyPolicy, or one of `policy_from(..., compiled=True)`.
 
+    Of a policy that has a `compiled` method, as bandit policies do, what that returns is saved.
+
     The folder is a TensorFlow SavedModel with the signature "action", whose inputs are named after the leaves of the
     time step (`observation`, `observation_camera`), plus `policy_specs.json`. It appears at once, whole or not at all.
 
@@ -35,6 +37,8 @@ def save_policy(policy: Policy, path: str | os.PathLike[str]) -> None:
     import tensorflow as tf
 
     path = Path(path)
+    if not isinstance(policy, CompiledPolicy) and hasattr(policy, "compiled"):
+        policy = policy.compiled()
     if not isinstance(policy, CompiledPolicy):
         raise OptionError(
             f"policy must be compiled to be saved, got {type(policy).__name__}. Save a GreedyPolicy (the "
