@@ -349,6 +349,35 @@ def test_a_forbidden_arm_is_never_pulled(name: str, tmp_path: Path) -> None:
             np.testing.assert_allclose(step.info["propensity"], chances[np.arange(500), step.action], rtol=1e-5)
 
 
+def test_the_network_is_trained_on_contexts_without_the_mask() -> None:
+    specs = time_step_spec(SPLIT_SPEC), ACTION
+    observation = {"context": contexts([1, 0], [0, 1]), "mask": np.ones((2, ARMS), np.int32)}
+    masked = GreedyRewardPredictionAgent(
+        *specs, linear(), keras.optimizers.SGD(0.25), observation_and_action_constraint_splitter=split
+    )
+    plain = make(optimizer=keras.optimizers.SGD(0.25))
+    experience = rows(observation, [1, 2], [5.0, -20.0])
+    assert float(masked.train(experience).loss) == float(plain.train(ROWS).loss)
+    assert kernel_of(masked).tolist() == kernel_of(plain).tolist()
+    then = linucb(specs, encoding_network_num_train_steps=0, observation_and_action_constraint_splitter=split)
+    then.train(experience)
+    assert then.linear_model.data_vector[1].any()
+
+
+def test_a_mask_may_be_part_of_an_array() -> None:
+    wide = time_step_spec(ArraySpec((DIM + ARMS,), np.float32)), ACTION
+    agent = GreedyRewardPredictionAgent(
+        *wide,
+        linear(),
+        keras.optimizers.SGD(),
+        observation_and_action_constraint_splitter=lambda given: (given[:, :DIM], given[:, DIM:]),
+    )
+    observation = contexts([1, 0, 1, 1, 0], [1, 0, 1, 1, 1])
+    assert actions_of(agent.policy, observation).tolist() == [[1, 2]]
+    assert actions_of(agent.policy.compiled(), observation).tolist() == [[1, 2]]
+    agent.train(rows(observation, [0, 0], [1.0, 1.0]))
+
+
 def test_a_compiled_policy_draws_from_the_same_probabilities() -> None:
     tf.random.set_seed(0)
     for policy in (make(NeuralEpsilonGreedyAgent).policy, make(NeuralBoltzmannAgent).policy):
