@@ -145,7 +145,8 @@ class BetaDraws:
         # The tails fall off as exp(alpha * y) and exp(-beta * y).
         lower, upper = mode - 7 * scale - 23 / alpha, mode + 7 * scale + 23 / beta
         start, end = lower.min(keepdims=True), upper.max(keepdims=True)
-        _, left, right = _halved(lower[None], upper[None], scale[None], start=start, end=end)
+        # Such a density has poles at a distance of pi from the line, other than a normal one: shorter intervals.
+        _, left, right = _halved(lower[None], upper[None], scale[None] / 2, start=start, end=end)
         order = left.argsort()
         left, right = left[order], right[order]
         half = (right - left) / 2

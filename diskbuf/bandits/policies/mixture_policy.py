@@ -143,7 +143,7 @@ class MixturePolicy(BanditPolicy):
 
             context, mask = (time_step.observation, None) if splitter is None else splitter(time_step.observation)
             chances = self._all_tensor_probabilities(context, mask)  # [B, M, K]
-            choice = tf.random.categorical(tf.math.log([shares]), tf.shape(chances)[0], dtype=tf.int64)[0]
+            choice = tf.random.categorical(tf.math.log(shares[None]), tf.shape(chances)[0], dtype=tf.int64)[0]
             chosen = tf.gather(chances, choice, batch_dims=1)  # [B, K]
             index = tf.random.categorical(tf.math.log(chosen), 1, dtype=tf.int64)[:, 0]
             together = tf.einsum("m,bmk->bk", shares, chances)
