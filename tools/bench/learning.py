@@ -1,4 +1,4 @@
-"""Measures collecting and training beside TF-Agents: what `make bench-learning` runs."""
+"""Measures collecting, training and the bandit trainer beside TF-Agents: what `make bench-learning` runs."""
 
 import beside
 from beside import Measurement
@@ -6,7 +6,8 @@ from beside import Measurement
 MEASUREMENTS = {
     "collect": Measurement("collecting", "measure_collect"),
     "train": Measurement("train_steps", "measure_train"),
+    "bandits": Measurement("bandit_training", "measure_bandits"),
 }
 
 if __name__ == "__main__":
-    beside.main(MEASUREMENTS, what="diskbuf's drivers and train steps", name="learning")
+    beside.main(MEASUREMENTS, what="diskbuf's drivers, train steps and bandit trainer", name="learning")

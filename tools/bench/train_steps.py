@@ -1,11 +1,13 @@
 """A DQN train step fed from a store on disk, beside the same step fed from one constant batch."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from measure import MICROSECONDS, Record, Target, against, interleave
 
@@ -14,6 +16,7 @@ from diskbuf.agents import DqnAgent
 from diskbuf.drivers import DynamicStepDriver
 from diskbuf.environments import suite_gym
 from diskbuf.networks import QNetwork
+from diskbuf.training.run import compiled_train_steps
 
 _ENVIRONMENT = "CartPole-v1"
 _LANES = 8
@@ -63,47 +66,61 @@ def measure_train(folder: Path, size: Size) -> list[Record]:
 
 def _measured(agent: DqnAgent, buffer: diskbuf.UniformReplayBuffer, batch: int, size: Size) -> list[Record]:
     stored = buffer.as_dataset(batch, num_steps=2, seed=0).prefetch(8)
-    constant = tf.data.Dataset.from_tensors(next(iter(stored))).repeat()
     held = next(iter(stored))
-    contenders = {
-        "disk": _steps(agent, iter(stored), size.steps),
-        "constant dataset": _steps(agent, iter(constant), size.steps),
-        "constant batch": _steps(agent, _always(held), size.steps),
+    constant = tf.data.Dataset.from_tensors(held).repeat()
+    many = compiled_train_steps(agent)
+
+    def loop(batches: Any) -> Callable[[], float]:
+        return lambda: float(many(batches, np.int64(size.steps)).loss)
+
+    def one_by_one(batches: Any) -> Callable[[], float]:
+        def train() -> float:
+            for _ in range(size.steps):
+                loss = agent.train(next(batches)[0]).loss
+            return float(loss)
+
+        return train
+
+    @tf.function(autograph=False)
+    def repeat(experience: Any, count: Any) -> Any:
+        return tf.while_loop(
+            lambda step, _: step < count,
+            lambda step, _: (step + 1, agent.train(experience).loss),
+            (tf.constant(0, tf.int64), tf.constant(0.0)),
+        )[1]
+
+    calls: dict[str, Callable[[], float]] = {
+        "loop disk": loop(iter(stored)),
+        "loop dataset": loop(iter(constant)),
+        "loop batch": lambda: float(repeat(held[0], np.int64(size.steps))),
+        "single disk": one_by_one(iter(stored)),
+        "single dataset": one_by_one(iter(constant)),
+        "single batch": one_by_one(itertools.repeat(held)),
     }
-    for contender in contenders.values():
-        contender()
-    figures = interleave(contenders, rounds=size.rounds)
-    what = f"DQN train step, {batch} transitions, from a store being written"
-    peers = {
-        "constant batch": (f"train_{batch}_vs_batch", "from one constant batch", Target(at_most=1.1)),
-        "constant dataset": (f"train_{batch}_vs_dataset", "from a dataset of one constant batch", None),
-    }
+    for call in calls.values():
+        call()  # compiles
+    figures = interleave({name: _timed(call, size.steps) for name, call in calls.items()}, rounds=size.rounds)
+    peers = {"batch": "from one constant batch", "dataset": "from a dataset of one constant batch"}
+    hows = {"loop": "many to a call", "single": "one to a call"}
     return [
         against(
-            name,
-            what,
-            ours=figures["disk"],
-            peer=peer,
-            peer_figures=figures[contender],
+            f"train_{batch}_{how}_vs_{peer}",
+            f"DQN train step, {batch} transitions, {text}, from a store being written",
+            ours=figures[f"{how} disk"],
+            peer=label,
+            peer_figures=figures[f"{how} {peer}"],
             unit=MICROSECONDS,
-            target=target,
+            target=Target(at_most=1.1) if peer == "batch" else None,
         )
-        for contender, (name, peer, target) in peers.items()
+        for how, text in hows.items()
+        for peer, label in peers.items()
     ]
 
 
-def _always(element: Any) -> Any:
-    while True:
-        yield element
-
-
-def _steps(agent: DqnAgent, batches: Any, steps: int) -> Callable[[], float]:
-    def train() -> float:
+def _timed(call: Callable[[], float], steps: int) -> Callable[[], float]:
+    def microseconds() -> float:
         start = time.perf_counter()
-        for _ in range(steps):
-            experience, _ = next(batches)
-            loss = agent.train(experience).loss
-        float(loss)
+        call()
         return (time.perf_counter() - start) / steps * 1e6
 
-    return train
+    return microseconds
