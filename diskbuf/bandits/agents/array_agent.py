@@ -1,10 +1,8 @@
 """Bandit agents that learn in NumPy, and how a checkpoint holds what they have learnt."""
 
-import json
-
 import numpy as np
 
-from diskbuf.bandits.agents.array_state import Arrays, array_state, saved_arrays
+from diskbuf.bandits.agents.array_state import Arrays, array_state, saved_generator
 from diskbuf.bandits.agents.bandit_agent import BanditAgent
 from diskbuf.bandits.policies.bandit_policy import BanditPolicy
 
@@ -25,15 +23,7 @@ class ArrayAgent(BanditAgent):
         self._begin(policy)
         self.train_step_counter = 0
         self._learning = array_state(arrays | {_COUNTER: np.array(0, np.int64)}, self._restored)
-        generator = policy.rng.bit_generator
-
-        def save() -> Arrays:
-            return {"generator": np.frombuffer(json.dumps(generator.state).encode(), np.uint8)}
-
-        def restore(saved: Arrays) -> None:
-            generator.state = json.loads(saved["generator"].tobytes())
-
-        self._drawing = saved_arrays(save, restore)
+        self._drawing = saved_generator(policy.rng)
 
     def _learnt(self, arrays: Arrays) -> None:
         """Takes new arrays, of the same names, dtypes and shapes, and counts one step."""

@@ -2,6 +2,7 @@
 
 import functools
 import io
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,22 @@ def saved_arrays(save: Callable[[], Arrays], restore: Callable[[Arrays], object]
     return _state_class()(save, restore)
 
 
+def saved_generator(rng: np.random.Generator) -> Any:
+    """Returns an object that a `tf.train.Checkpoint` can hold, with which a generator goes on where it was.
+
+    Args:
+        rng: The generator.
+    """
+
+    def save() -> Arrays:
+        return {"generator": np.frombuffer(json.dumps(rng.bit_generator.state).encode(), np.uint8)}
+
+    def restore(found: Arrays) -> None:
+        rng.bit_generator.state = json.loads(found["generator"].tobytes())
+
+    return saved_arrays(save, restore)
+
+
 @functools.cache
 def _state_class() -> type[Any]:
     import tensorflow as tf
@@ -66,7 +83,7 @@ def _state_class() -> type[Any]:
 
         def deserialize(self, string_value: bytes) -> None:
             """Hands arrays back; TensorFlow calls this."""
-            with np.load(io.BytesIO(string_value), allow_pickle=False) as file:
+            with np.load(io.BytesIO(string_value)) as file:
                 found = {name: file[name] for name in file.files}
             self._restore(found)
 

@@ -141,7 +141,7 @@ class NeuralLinUCBAgent(RewardPredictionAgent):
     @property
     def actions_from_reward_layer(self) -> bool:
         """Whether the encoder is still in training."""
-        return int(self.train_step_counter.numpy()) < self._num_train_steps
+        return int(self.train_step_counter) < self._num_train_steps
 
     def loss(self, experience: Any, weights: Any = None) -> LossInfo:
         """Returns the loss of the stage it is in, and changes nothing.

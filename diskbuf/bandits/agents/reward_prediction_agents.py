@@ -1,7 +1,6 @@
 """Agents that train a network to predict the reward of every arm, and differ in how they explore by it."""
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
@@ -18,7 +17,7 @@ from diskbuf.agents.keras_training import (
     optimize,
 )
 from diskbuf.agents.losses import element_wise_squared_loss
-from diskbuf.bandits.agents.array_state import saved_arrays
+from diskbuf.bandits.agents.array_state import saved_generator
 from diskbuf.bandits.agents.bandit_agent import BanditAgent
 from diskbuf.bandits.policies.bandit_policy import BanditPolicy, ConstraintSplitter
 from diskbuf.bandits.policies.reward_prediction_policies import (
@@ -113,7 +112,7 @@ class RewardPredictionAgent(BanditAgent):
         # Keras doesn't give a checkpoint the seeds of dropout, nor NumPy its generator; without them what is drawn
         # after a restart would be other than without one.
         self._layer_seeds = [seed for network in networks.values() for seed in _seeds_of(network)]
-        self._drawing = saved_arrays(functools.partial(_saved, policy.rng), functools.partial(_restore, policy.rng))
+        self._drawing = saved_generator(policy.rng)
         self._compiled = _Compiled(self, policy)
 
     def _networks(self) -> "dict[str, keras.Model]":
@@ -498,11 +497,3 @@ def _seeds_of(network: "keras.Model") -> list[Any]:
     """Variables that a Keras model's layers draw by."""
     weights = set(map(id, network.weights))
     return [variable for variable in network.variables if id(variable) not in weights]
-
-
-def _saved(rng: np.random.Generator) -> dict[str, npt.NDArray[Any]]:
-    return {"generator": np.frombuffer(json.dumps(rng.bit_generator.state).encode(), np.uint8)}
-
-
-def _restore(rng: np.random.Generator, saved: dict[str, npt.NDArray[Any]]) -> None:
-    rng.bit_generator.state = json.loads(saved["generator"].tobytes())
