@@ -421,7 +421,7 @@ def test_a_checkpoint_of_other_contexts_is_refused_and_nothing_is_lost(tmp_path:
 
 @BOTH
 def test_a_saved_policy_acts_by_what_was_learnt_until_then(agent_class: Any, tmp_path: Path) -> None:
-    agent = agent_class(*SPECS, seed=0)
+    agent = agent_class(*SPECS, alpha=3.0, seed=0)
     train_on(agent, *drawn(50))
     save_policy(agent.policy, tmp_path / "policy")
     loaded = load_policy(tmp_path / "policy")
