@@ -269,6 +269,8 @@ def test_the_rows_of_a_mixture_fit_its_spec() -> None:
 def test_each_row_trains_the_agent_that_acted_by_the_propensity_it_gave(mixture_class: Any) -> None:
     arguments = {"mixture_weights": [1, 1, 1]} if mixture_class is StaticMixtureAgent else {}
     agents, alone = three(), three()
+    for agent in agents + alone:  # or an arm of Exp3's were as probable as an agent
+        agent.train(pulled([0, 1, 2], [0.9, 0.2, 0.5]))
     mixture = mixture_class(*SPECS, agents, **arguments, seed=0)
     time_step = lanes(200, 1.0)
     step = mixture.policy.action(time_step)
@@ -284,7 +286,7 @@ def test_each_row_trains_the_agent_that_acted_by_the_propensity_it_gave(mixture_
     assert loss_info.loss == pytest.approx(sum(losses), rel=1e-5)
     assert mixture.train_step_counter == 1
     for agent, expected in zip(mixture.agents, alone, strict=True):
-        assert agent.train_step_counter == 1
+        assert agent.train_step_counter == 2
         np.testing.assert_array_equal(
             agent.policy.probabilities(time_step.observation), expected.policy.probabilities(time_step.observation)
         )
