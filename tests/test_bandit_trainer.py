@@ -14,7 +14,7 @@ import pytest
 from bandit_parts import ARMS, LANES, CountingAgent, NumberedEnvironment, train_counting
 
 import diskbuf
-from diskbuf.bandits import trainer
+from diskbuf.bandits import keeping, trainer
 from diskbuf.bandits.metrics import CumulativeRegretMetric, RegretMetric
 from diskbuf.errors import OptionError, SpecError, StoreCorruptError
 from diskbuf.metrics import EnvironmentSteps
@@ -112,7 +112,7 @@ def test_the_policy_stays_while_rows_are_collected_for_later_batches(tmp_path: P
 def test_a_run_that_ends_anywhere_is_gone_on_with_as_if_it_had_not(
     patience: int, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_PATIENCE", patience)
+    monkeypatch.setattr(keeping, "_PATIENCE", patience)
     events = 0
     last = 10**9
 
@@ -224,7 +224,7 @@ def test_an_environment_that_does_not_repeat_itself_is_left_alone_and_its_log_le
         agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
         metric = CumulativeRegretMetric(lambda observation: np.zeros(len(observation)))
         with monkeypatch.context() as patch:
-            patch.setattr(trainer, "_PATIENCE", 10**9)
+            patch.setattr(keeping, "_PATIENCE", 10**9)
             trainer.train(
                 tmp_path,
                 agent,
@@ -315,7 +315,7 @@ def test_a_training_loop_of_ones_own_gets_driver_buffer_agent_and_numbers(tmp_pa
 def test_the_last_five_checkpoints_and_policies_are_kept_and_the_last_one_acts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_PATIENCE", 0)
+    monkeypatch.setattr(keeping, "_PATIENCE", 0)
     environment = NumberedEnvironment()
     agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
     trainer.train(tmp_path, agent, environment, 7, 1)

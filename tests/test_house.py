@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
     {"plan", "row_rules", "store"},
-    {"episode_ends", "episode_index", "episode_table", "maintenance", "readers", "replay_buffers"},
+    {"episode_ends", "episode_index", "episode_table", "kept_settings", "maintenance", "readers", "replay_buffers"},
     {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},
     {"training"},
 )

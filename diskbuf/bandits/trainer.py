@@ -4,8 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diskbuf import specs
+from diskbuf import kept_settings, specs
 from diskbuf.bandits.agents.array_state import saved_arrays
+from diskbuf.bandits.keeping import Keeper
 from diskbuf.bandits.logged_driver import BanditLog, LoggedDriver
 from diskbuf.errors import OptionError, SpecError, StoreCorruptError
 from diskbuf.metrics import (
@@ -26,19 +25,15 @@ from diskbuf.metrics import (
     NumberOfEpisodes,
     export_metrics,
 )
-from diskbuf.policies import CompiledPolicy, saving
 from diskbuf.readers.requests import count
 from diskbuf.replay_buffers.uniform import UniformReplayBuffer
 from diskbuf.replay_buffers.uniform import open as open_buffer
 from diskbuf.specs import ArraySpec
-from diskbuf.store import files
 from diskbuf.trajectories import Trajectory
 from diskbuf.tree import Structure
 
 _LOG = "log.zarr"
 _SETTINGS = "trainer.json"
-_KEPT = 5  # checkpoints and policies
-_PATIENCE = 10  # saving takes at most one part in so many of the time
 
 GetReplayBuffer = Callable[[Any, int, int, int], Any]
 TrainingLoop = Callable[..., object]
@@ -111,12 +106,17 @@ def train(
     runs = 1 if async_steps_per_loop is None else count("async_steps_per_loop", async_steps_per_loop)
     loops = count("training_loops", training_loops)
     root = Path(root_dir)
-    _check_parts(agent, environment, additional_metrics, is_saved=save_policy)
+    _check_parts(agent, environment, additional_metrics)
     data_spec = agent.collect_policy.trajectory_spec
     if training_data_spec_transformation_fn is not None:
         data_spec = training_data_spec_transformation_fn(data_spec)
     root.mkdir(parents=True, exist_ok=True)
-    _settle(root, agent, environment)
+    whose = {
+        "agent": type(agent).__name__,
+        "batch_size": environment.batch_size,
+        "specs": specs.to_json(agent.collect_policy.trajectory_spec),
+    }
+    kept_settings.keep(root / _SETTINGS, whose)
 
     make = DiskLog(root_dir=root) if get_replay_buffer_fn is None else get_replay_buffer_fn
     # What history holds can be learnt from again after a kill, so a checkpoint of it may wait.
@@ -250,7 +250,7 @@ def _export(step: int, metrics: Sequence[Metric], loss_info: Any = None) -> None
 
 
 class _Saver:
-    """Checkpoints and policies in the folder, saved together and read back together."""
+    """The checkpoints of a training, and where its driver goes on."""
 
     def __init__(
         self,
@@ -262,55 +262,39 @@ class _Saver:
         *,
         is_saving_policy: bool,
     ) -> None:
-        import tensorflow as tf
-
         self._root = root
-        self._agent = agent
         self._driver = driver
         self._step_metric = step_metric
-        self._is_saving_policy = is_saving_policy
         self._position: int | None = None  # of the last checkpoint
         self._is_followed = driver.log is not None
-        named = {metric.name: metric for metric in metrics}
-        self._checkpoint = tf.train.Checkpoint(
-            agent=agent, step=step_metric, trainer=saved_arrays(self._state, self._take), **named
-        )
-        self._manager = tf.train.CheckpointManager(self._checkpoint, str(root), max_to_keep=_KEPT)
+        parts = {metric.name: metric for metric in metrics}
+        parts |= {"step": step_metric, "trainer": saved_arrays(self._state, self._take)}
+        self._keeper = Keeper(root, agent, parts, is_saving_policy=is_saving_policy)
         self._saved_at: int | None = None  # environment steps
         self._loops = 0
-        self._again_after = 0.0
 
     def restore(self) -> None:
         """Brings back the last checkpoint, and sets the driver to the row that comes next."""
         log = self._driver.log
-        latest = self._manager.latest_checkpoint
-        if latest is not None:
-            try:
-                self._checkpoint.restore(latest).expect_partial().assert_existing_objects_matched()
-            except (ValueError, AssertionError) as error:
-                raise OptionError(
-                    f"agent and metrics must be made as those whose checkpoint is {latest}, but they don't fit: "
-                    f"{error}. Make them so, or use another root_dir."
-                ) from error
-            self._loops = int(latest.rpartition("-")[2])
+        number = self._keeper.restore()
+        if number is not None:
+            self._loops = number
             self._saved_at = int(self._step_metric.result())
         if log is None:
             return
         position = log.first if self._position is None else self._position
         if not log.first <= position <= len(log):
             raise StoreCorruptError(
-                f"the log must have the rows from {position} on, which the checkpoint {latest} hasn't seen, got rows "
-                f"{log.first} to {len(log)}. Restore the store, or begin in another root_dir.",
+                f"the log must have the rows from {position} on, which the checkpoint {self._keeper.latest} hasn't "
+                f"seen, got rows {log.first} to {len(log)}. Restore the store, or begin in another root_dir.",
                 path=str(self._root),
             )
-        if position == len(log):
-            log.clear()  # the process ended between checkpoint and clear
         self._driver.go_on_from(position, is_followed=self._is_followed)
 
     def after_loop(self, *, is_sparse: bool) -> None:
         """Counts a loop; saves unless it may wait and not enough time has passed since it last did."""
         self._loops += 1
-        if not is_sparse or self._saved_at is None or time.monotonic() >= self._again_after:
+        if not is_sparse or self._keeper.is_due:
             self.save()
 
     def save(self) -> None:
@@ -318,24 +302,10 @@ class _Saver:
         steps = int(self._step_metric.result())
         if steps == self._saved_at:
             return
-        started = time.monotonic()
         if self._driver.log is not None:
             self._driver.log.flush()  # a checkpoint must not have seen a row that a power cut can take
-        self._manager.save(checkpoint_number=self._loops)
-        if self._is_saving_policy:
-            self._save_policy(steps)
+        self._keeper.save(self._loops, policy_number=steps)
         self._saved_at = steps
-        ended = time.monotonic()
-        self._again_after = ended + _PATIENCE * (ended - started)
-
-    def _save_policy(self, steps: int) -> None:
-        path = self._root / f"policy_{steps}"
-        if not path.exists():  # else a run that was killed here has saved it
-            policy = self._agent.policy
-            saving.save_policy(policy if isinstance(policy, CompiledPolicy) else policy.compiled(), path)
-        numbers = sorted(int(name.name.rpartition("_")[2]) for name in self._root.glob("policy_*") if name.is_dir())
-        for number in numbers[:-_KEPT]:
-            shutil.rmtree(self._root / f"policy_{number}", ignore_errors=True)
 
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds besides: where the log was, and what goes on from step to step."""
@@ -418,7 +388,7 @@ def _check_reward(name: str, reward: npt.NDArray[Any], spec: ArraySpec) -> None:
         )
 
 
-def _check_parts(agent: Any, environment: Any, additional: Sequence[Metric], *, is_saved: bool) -> None:
+def _check_parts(agent: Any, environment: Any, additional: Sequence[Metric]) -> None:
     if not getattr(environment, "is_bandit", False):
         raise OptionError(
             f"environment must be a bandit environment, got {environment!r}. Derive yours from "
@@ -427,11 +397,6 @@ def _check_parts(agent: Any, environment: Any, additional: Sequence[Metric], *, 
     for name in ("collect_policy", "policy", "train"):
         if not hasattr(agent, name):
             raise OptionError(f"agent must have {name}, got {agent!r}. Make one of diskbuf.bandits.agents.")
-    if is_saved and not isinstance(agent.policy, CompiledPolicy) and not hasattr(agent.policy, "compiled"):
-        raise OptionError(
-            f"agent.policy must be one that can be saved, got {type(agent.policy).__name__}. Give it a method "
-            "compiled(), as diskbuf.bandits.policies.BanditPolicy has, or use save_policy=False."
-        )
     for number, metric in enumerate(additional):
         if not isinstance(metric, Metric):
             raise OptionError(f"additional_metrics[{number}] must be a diskbuf.metrics.Metric, got {metric!r}.")
@@ -457,27 +422,3 @@ def _check_lanes(replay_buffer: Any, environment: Any) -> None:
             f"batch_size of the replay buffer must be the environment's {environment.batch_size}, got {lanes}. "
             "Make it with the batch_size that get_replay_buffer_fn is given."
         )
-
-
-def _settle(root: Path, agent: Any, environment: Any) -> None:
-    """Writes down whose folder it is, or refuses another agent's."""
-    mine = {
-        "agent": type(agent).__name__,
-        "batch_size": environment.batch_size,
-        "specs": specs.to_json(agent.collect_policy.trajectory_spec),
-    }
-    mine = json.loads(json.dumps(mine))
-    path = root / _SETTINGS
-    try:
-        known = json.loads(path.read_text())
-    except FileNotFoundError:
-        files.replace_file(path, json.dumps(mine, indent=2).encode(), sync=True)
-        return
-    except ValueError as error:
-        raise OptionError(f"{path} must hold whose training this is, as JSON, but doesn't. Remove it.") from error
-    for name, value in mine.items():
-        if known.get(name) != value:
-            raise OptionError(
-                f"{name} must be {known.get(name)!r} to go on with the training in {root}, got {value!r}. "
-                "Use that, or another root_dir."
-            )

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from diskbuf import kept_settings
 from diskbuf.errors import OptionError
 from diskbuf.readers.requests import count, seed_of
-from diskbuf.store import files
 from diskbuf.training.history import History
 
 if TYPE_CHECKING:
@@ -106,11 +105,11 @@ class TrainingRun:
         self.intervals = intervals
         self.loss_info: Any = None
         self._steps_per_call = count("train_steps_per_call", train_steps_per_call)
-        self._take_steps = _compiled(agent)
+        self._take_steps = compiled_train_steps(agent)
         self._before_checkpoint = before_checkpoint
         self._evaluation = evaluation
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._settle(settings)
+        kept_settings.keep(self.folder / _SETTINGS, settings)
         watched = {f"metric_{number}": metric for number, metric in enumerate(self.metrics)}
         checkpoint = tf.train.Checkpoint(agent=agent, **watched)
         self._manager = tf.train.CheckpointManager(checkpoint, str(self.folder / "checkpoints"), max_to_keep=_KEPT)
@@ -128,25 +127,6 @@ class TrainingRun:
         self._train_writer = self._writer("train")
         self._eval_writer = self._writer("eval") if evaluation is not None else None
         self._bar = self._closing.enter_context(_bar(self.train_step, last_step)) if progress else None
-
-    def _settle(self, settings: dict[str, Any]) -> None:
-        """Writes the settings down, or compares them with those of the training that is there."""
-        path = self.folder / _SETTINGS
-        try:
-            known = json.loads(path.read_text())
-        except FileNotFoundError:
-            files.replace_file(path, json.dumps(settings, indent=2).encode(), sync=True)
-            return
-        except ValueError as error:
-            raise OptionError(
-                f"{path} must hold the settings of a training as JSON, but doesn't. Remove it."
-            ) from error
-        for name, value in settings.items():
-            if known.get(name) != value:
-                raise OptionError(
-                    f"{name} must be {known.get(name)!r} to go on with the training in {self.folder}, got {value!r}. "
-                    "Use that, or another root_dir."
-                )
 
     def _writer(self, name: str) -> "tf.summary.SummaryWriter":
         import tensorflow as tf
@@ -270,7 +250,7 @@ def _is_due(step: int, interval: int | None) -> bool:
     return interval is not None and step % interval == 0
 
 
-def _compiled(agent: Any) -> Callable[[Iterator[tuple[Any, Any]], Any], Any]:
+def compiled_train_steps(agent: Any) -> Callable[[Iterator[tuple[Any, Any]], Any], Any]:
     """Returns a function that takes some train steps and answers what the last one does."""
     import tensorflow as tf
 
