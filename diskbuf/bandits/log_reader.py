@@ -218,8 +218,9 @@ class LogReader:
                 )
             found = {path: _flat(leaf) for path, leaf in zip(wanted, leaves, strict=True)}
             rows = LoggedRows(
-                ids=np.repeat(np.arange(first, stop), lanes),
-                lanes=np.tile(np.arange(lanes), stop - first),
+                # Of one lane, which most logs are, nothing is copied.
+                ids=np.arange(first, stop) if lanes == 1 else np.repeat(np.arange(first, stop), lanes),
+                lanes=np.zeros(stop - first, np.int64) if lanes == 1 else np.tile(np.arange(lanes), stop - first),
                 observation=structure.unflatten([found[path] for path in contexts]) if contexts else None,
                 index=self._index(found["action"], first),
                 reward=found["reward"],
