@@ -5,6 +5,7 @@
     ├── OptionError (ValueError)            an argument or option outside its rule
     ├── WindowError (IndexError)            ids or steps that the window doesn't hold
     │   └── EmptyBufferError                nothing to read yet
+    ├── EndOfLogError (EOFError)            a bandit log that was replayed to its end
     ├── ReadOnlyError (UnsupportedOperation)  a write through a buffer opened for reading
     ├── ClosedError (ValueError)            any use after close()
     ├── BusyError (RuntimeError)            a signal handler that comes back into a call it interrupts
@@ -52,6 +53,10 @@ class WindowError(DiskbufError, IndexError):
 
 class EmptyBufferError(WindowError):
     """Nothing to read yet."""
+
+
+class EndOfLogError(DiskbufError, EOFError):
+    """A bandit log that was replayed to its end."""
 
 
 class ReadOnlyError(DiskbufError, io.UnsupportedOperation):

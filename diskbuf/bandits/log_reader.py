@@ -54,8 +54,8 @@ class LoggedRows:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: npt.NDArray[Any]) -> "LoggedRows":
-        """Returns the rows of a mask [N] or of positions [M]."""
+    def take(self, rows: npt.NDArray[Any] | slice) -> "LoggedRows":
+        """Returns the rows of a mask [N], of positions [M], or of a slice, which copies nothing."""
         structure = None if self.observation is None else Structure(self.observation)
         return LoggedRows(
             ids=self.ids[rows],

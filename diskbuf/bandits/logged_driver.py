@@ -157,11 +157,14 @@ class LoggedDriver(DynamicStepDriver):
     def _played(self, logged: Any) -> Trajectory | None:
         """Plays a row again, with the arms in the log; None once it comes out otherwise."""
         env = self.env
-        time_step = env.current_time_step()._replace(step_type=np.full(env.batch_size, StepType.FIRST))
-        chosen = self.policy.action(time_step, ())
-        arms = getattr(logged, "action", None)
-        chosen = chosen if arms is None else chosen._replace(action=arms)
-        row = from_transition(time_step, chosen, env.step(chosen.action))
+        make_row: Callable[..., Trajectory | None] | None = getattr(env, "make_row", None)
+        row = None
+        while row is None:
+            time_step = env.current_time_step()._replace(step_type=np.full(env.batch_size, StepType.FIRST))
+            chosen = self.policy.action(time_step, ())
+            if make_row is None and hasattr(logged, "action"):
+                chosen = chosen._replace(action=logged.action)
+            row = (make_row or from_transition)(time_step, chosen, env.step(chosen.action))
         self._is_followed = _says_the_same(row if self._transform is None else self._transform(row), logged)
         return row if self._is_followed else None
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ import numpy.typing as npt
 from diskbuf import kept_settings, specs
 from diskbuf.bandits.agents.array_state import saved_arrays
 from diskbuf.bandits.keeping import Keeper
+from diskbuf.bandits.log_reader import Log, LogReader
 from diskbuf.bandits.logged_driver import BanditLog, LoggedDriver
+from diskbuf.bandits.offline_batches import OfflineBatches
 from diskbuf.errors import OptionError, SpecError, StoreCorruptError
 from diskbuf.metrics import (
     AverageEpisodeLengthMetric,
@@ -38,6 +40,18 @@ _SETTINGS = "trainer.json"
 GetReplayBuffer = Callable[[Any, int, int, int], Any]
 TrainingLoop = Callable[..., object]
 GetTrainingLoop = Callable[[LoggedDriver, Any, Any, int, int], TrainingLoop]
+
+
+class OfflineResult(NamedTuple):
+    """How a training from a log ended.
+
+    Attributes:
+        train_steps: Batches gone through, those before a restart included.
+        loss: The last one's loss; NaN when all were before a restart.
+    """
+
+    train_steps: int
+    loss: float
 
 
 def train(
@@ -160,6 +174,101 @@ def train(
             saver.save()
         if get_training_loop_fn is None:
             _clear_trained(driver, replay_buffer)
+
+
+def train_offline(
+    root_dir: str | os.PathLike[str],
+    agent: Any,
+    store: Log,
+    num_epochs: int = 1,
+    batch_size: int = 256,
+    async_steps_per_loop: int | None = None,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    first_id: int | None = None,
+    next_id: int | None = None,
+    invalid: Literal["reject", "drop"] = "reject",
+    save_policy: bool = True,
+) -> OfflineResult:
+    """Trains a bandit agent from a log: passes over its rows, with no environment.
+
+    Each row needs the reward of the arm that was chosen, and of no other. Killed anywhere and called again, it goes on
+    from the last checkpoint with the batch that comes next, and ends with the very weights of a training that nothing
+    happened to.
+
+    What is in root_dir afterwards is as with `train`, without the log: checkpoints `ckpt-N` and policies `policy_N`,
+    N the number of train steps, saved after the first loop, at the end, and in between as often as that takes at most
+    a tenth of the time; and the loss of each train step as a summary and a line `[step=N] loss = VALUE.`
+
+    Args:
+        root_dir: The folder; made, or gone on with.
+        agent: A `diskbuf.bandits.agents.BanditAgent`, or what has `policy` and `train`.
+        store: A buffer, or the path of a store, which is read with its history: `log.zarr` of `train`, or an import.
+        num_epochs: Passes over the rows.
+        batch_size: Rows of a train step, [1, batch_size]; the last of a pass may have fewer.
+        async_steps_per_loop: Train steps of a loop, between which nothing is saved; None is 1.
+        shuffle: Whether each pass has an order of its own; otherwise rows come as they were logged.
+        seed: Of the orders.
+        first_id: First step id to train on; None is the oldest there is.
+        next_id: Where to stop, exclusive; None is after the newest there is now.
+        invalid: What becomes of rows whose reward isn't finite: an error, or left out.
+        save_policy: Whether to save policies.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        OptionError: If an argument is outside its rule, or the folder holds a training of other settings or of another
+            agent; nothing was trained.
+        SpecError: If rows don't fit the agent, or a reward isn't finite.
+        WindowError: If the range isn't in the log.
+        StoreError: If there is no store at the path, or it can't be opened.
+    """
+    import tensorflow as tf
+
+    steps = 1 if async_steps_per_loop is None else count("async_steps_per_loop", async_steps_per_loop)
+    root = Path(root_dir)
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(LogReader(store, first_id=first_id, next_id=next_id))
+        batches = OfflineBatches(
+            log, batch_size=batch_size, num_epochs=num_epochs, shuffle=shuffle, seed=seed, invalid=invalid
+        )
+        root.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "agent": type(agent).__name__,
+            "range": [log.first_id, log.next_id],
+            "batch_size": batch_size,
+            "shuffle": bool(shuffle),
+            "seed": seed,
+        }
+        kept_settings.keep(root / _SETTINGS, settings)
+        done = 0
+
+        def restore(state: dict[str, npt.NDArray[Any]]) -> None:
+            nonlocal done
+            done = int(state["batches"])
+
+        trained = saved_arrays(lambda: {"batches": np.array(done)}, restore)
+        keeper = Keeper(root, agent, {"trainer": trained}, is_saving_policy=save_policy)
+        saved = keeper.restore()
+        loss = float("nan")
+        writer = stack.enter_context(contextlib.closing(tf.summary.create_file_writer(str(root))))
+        with writer.as_default():
+            while done < len(batches):
+                for number in range(done, min(done + steps, len(batches))):
+                    experience = batches[number]
+                    if experience is not None:
+                        loss_info = agent.train(experience)
+                        _export(number, (), loss_info)
+                        loss = float(loss_info.loss)
+                    done += 1
+                if keeper.is_due:
+                    saved = done
+                    keeper.save(done, policy_number=done)
+            if saved != done:
+                keeper.save(done, policy_number=done)
+    return OfflineResult(done, loss)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,8 @@ class Driver(abc.ABC):
     episodes, whatever time step it is given: no two rows are stored one after the other that don't belong together
     without the second one being a FIRST.
 
-    Of a bandit environment (`is_bandit`) each row is an episode of one step, FIRST to LAST, and none is a boundary.
+    Of a bandit environment (`is_bandit`) each row is an episode of one step, FIRST to LAST, and none is a boundary. One
+    that replays a log makes its rows itself (`make_row`), and not after every step.
 
     Args:
         env: An environment, batched.
@@ -161,6 +162,11 @@ class Driver(abc.ABC):
         if policy_state is None or (isinstance(policy_state, tuple) and not policy_state):
             policy_state = policy.get_initial_state(batch_size)
         is_bandit = bool(getattr(env, "is_bandit", False))
+        make_row: Callable[..., Trajectory | None] = getattr(env, "make_row", from_transition)
+        if make_row is not from_transition and transition_observers:
+            raise OptionError(
+                f"transition_observers must be empty for {env!r}, whose rows are no transitions of its own."
+            )
         first, last = np.full(batch_size, StepType.FIRST), int(StepType.LAST)  # an int compares faster than its scalar
         count = iterations = 0
         with self._bar(goal) as bar:
@@ -169,14 +175,16 @@ class Driver(abc.ABC):
                     time_step = time_step._replace(step_type=first)
                 action_step = policy.action(time_step, policy_state)
                 next_time_step = env.step(action_step.action)
-                row = from_transition(time_step, action_step, next_time_step)
-                for observer in observers:
-                    observer(row)
-                for transition_observer in transition_observers:
-                    transition_observer((time_step, action_step, next_time_step))
-                boundaries = int(np.count_nonzero(time_step.step_type == last))
-                count += self._counted(steps=batch_size - boundaries, episodes=batch_size if is_bandit else boundaries)
+                row = make_row(time_step, action_step, next_time_step)
                 iterations += 1
+                if row is not None:
+                    for observer in observers:
+                        observer(row)
+                    for transition_observer in transition_observers:
+                        transition_observer((time_step, action_step, next_time_step))
+                    boundaries = int(np.count_nonzero(time_step.step_type == last))
+                    episodes = batch_size if is_bandit else boundaries
+                    count += self._counted(steps=batch_size - boundaries, episodes=episodes)
                 time_step, policy_state = next_time_step, action_step.state
                 if bar is not None:
                     bar.update(min(count, goal) - bar.n)  # past its total it would no longer be a bar
