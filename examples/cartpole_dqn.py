@@ -3,6 +3,10 @@
     python examples/cartpole_dqn.py runs/cartpole_dqn
 
 The folder holds the store, checkpoints, and summaries for TensorBoard.
+
+Measured, one run of each seed: seeds 0 to 3, by which the settings were chosen: 476 to 500 on average over 20 episodes
+after 85,000 environment steps; seeds 4 and 5, which had no part in that: 500. It took 1 to 2.5 minutes on two cores
+that other programs used too. Runs of one seed differ: which rows are there when a batch is drawn is a matter of timing.
 """
 
 import argparse
@@ -51,7 +55,7 @@ def main() -> None:
                 fc_layer_params=(128, 128),
                 # Position, velocity, angle, angular velocity: to about the same size, and mostly less than 1, for the
                 # network to be smooth where there is little experience.
-                preprocessing_layers=keras.layers.Normalization(mean=[0.0] * 4, variance=[0.2, 5.0, 0.2, 10.0]),
+                preprocessing_layers=keras.layers.Normalization(mean=[0.0] * 4, variance=[1.0, 20.0, 1.0, 40.0]),
                 seed=options.seed,
             ),
             # Smaller and smaller steps, so that the policy at the end is no accident of the last few.
@@ -60,7 +64,7 @@ def main() -> None:
             # Rewards of several steps and a small discount: what one action is worth more than the other shows.
             n_step_update=5,
             target_update_tau=0.005,
-            gamma=0.92,
+            gamma=0.9,
             seed=options.seed,
         )
         started = time.perf_counter()
