@@ -273,7 +273,7 @@ def _checked_spec(spec: Any) -> Trajectory:
 
 def _flat(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """[lanes, T, *shape] to [T * lanes, *shape], time first."""
-    return leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
+    return leaf.swapaxes(0, 1).reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])
 
 
 def _valid(rows: LoggedRows, contexts: list[str], invalid: Invalid) -> LoggedRows:
