@@ -195,7 +195,7 @@ class DirectMethod(Estimator):
         1/n sum over rows of the sum over arms b of pi(b|x) q(x, b)
 
     As in Dudik, Langford and Li, "Doubly Robust Policy Evaluation and Learning" (2011). It needs no propensities, has
-    little variance, and all the bias of the model.
+    little variance, and all the errors of the model. Its interval knows nothing of these, only of which contexts came.
     """
 
     needs_propensity: ClassVar[bool] = False

@@ -1,8 +1,8 @@
 """Sums over groups of rows, and intervals from drawing the groups again: a bootstrap that no log is too long for.
 
-Rows that follow each other in the log form groups of the same size, at most 2,000 of them, and of each group only the
+Rows that follow each other in the log form groups of the same size, at most 1,000 of them, and of each group only the
 sums are kept. A bootstrap draws as many groups, with replacement, as there are, adds up their sums and works out the
-estimate of these; an interval holds the middle of the estimates. A log of no more than 2,000 rows has groups of one
+estimate of these; an interval holds the middle of the estimates. A log of no more than 1,000 rows has groups of one
 row, which is the ordinary bootstrap of Efron, "Bootstrap Methods: Another Look at the Jackknife" (1979), with the
 percentile interval of Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13. With longer groups
 it is that of Carlstein, "The Use of Subseries Values for Estimating the Variance of a General Statistic from a
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-MOST_GROUPS = 2000
+MOST_GROUPS = 1000
 _DRAWN_AT_ONCE = 1 << 20  # numbers, 8 MB
 
 
@@ -71,7 +71,7 @@ def drawn_again(groups: Mapping[str, Floats], rng: np.random.Generator, *, count
     parts = []
     for first in range(0, count, at_once):
         draws = min(at_once, count - first)
-        drawn = rng.integers(0, number, size=(draws, number)) + np.arange(draws)[:, None] * number
+        drawn = rng.integers(0, number, size=(draws, number), dtype=np.int32) + np.arange(draws)[:, None] * number
         times = np.bincount(drawn.ravel(), minlength=draws * number).reshape(draws, number)
         parts.append(times.astype(np.float64) @ table)
     sums = np.concatenate(parts)

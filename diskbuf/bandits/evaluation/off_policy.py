@@ -61,7 +61,7 @@ def evaluate(
 
     The log is read block by block and may be larger than memory: once, and once more before if a reward model is
     fitted. Contexts are read only if the policy or a reward model asks for them. Intervals come from a bootstrap over
-    at most 2,000 groups of rows, see `group_sums`; they take the reward model as given. Equal arguments give equal
+    at most 1,000 groups of rows, see `group_sums`; they take the reward model as given. Equal arguments give equal
     results, to the last bit if block_rows is equal too.
 
         >>> import diskbuf
@@ -126,7 +126,7 @@ def evaluate(
 
         def blocks(propensities: "_Propensities") -> Iterator[LoggedRows]:
             found = log.blocks(with_observation=needs_context, invalid=invalid, block_rows=block_rows)
-            return (propensities.checked(rows) for rows in found) if weighs else found
+            return (propensities.checked(rows, weighs=weighs) for rows in found)
 
         with np.errstate(invalid="ignore" if invalid == "keep" else "warn"):
             folds = _Folds(log, seed=seed, num_folds=num_folds)
@@ -143,7 +143,7 @@ def evaluate(
         return Evaluation(
             estimates={estimate.name: estimate for estimate in estimates},
             diagnostics=diagnostics,
-            notes=(*notes, *_doubts(diagnostics, totals, chosen)),
+            notes=(*notes, *_doubts(diagnostics, chosen)),
             confidence=float(confidence),
             num_bootstrap=num_bootstrap,
             seed=seed,
@@ -189,15 +189,26 @@ class _Propensities:
     too_small: int = 0
     above_one: int = 0
     missing: int = 0
+    smallest: float = math.inf
+    largest: float = -math.inf
 
-    def checked(self, rows: LoggedRows) -> LoggedRows:
+    def checked(self, rows: LoggedRows, *, weighs: bool) -> LoggedRows:
+        """Returns the rows that can be weighed; if they needn't be, only looks how large propensities are."""
         found = rows.propensity
         if found is None or not len(found):
             return rows
         least = _LEAST_PROPENSITY if self.floor is None else self.floor
-        # NaN fails both comparisons, and passes through min and max.
-        if found.min() >= least and found.max() <= _MOST_PROPENSITY:
-            return rows
+        low, high = float(found.min()), float(found.max())
+        # NaN passes through min and max, and fails both comparisons.
+        if weighs and not (low >= least and high <= _MOST_PROPENSITY):
+            rows = self._clipped(rows, found, least)
+            found = rows.propensity
+            low, high = (float(found.min()), float(found.max())) if found is not None and len(found) else (1.0, 0.0)
+        if low <= high:
+            self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
+        return rows
+
+    def _clipped(self, rows: LoggedRows, found: npt.NDArray[np.float32], least: float) -> LoggedRows:
         if self.floor is None:
             at = int((~((found >= least) & (found <= _MOST_PROPENSITY))).argmax())
             raise SpecError(
@@ -282,49 +293,37 @@ class _Totals:
         self._draws_seed = derive_seed(seed, _DRAWS) if any(one.needs_draws for one in estimators) else None
         self._weighs = any(one.needs_propensity for one in estimators)
         self._groups = GroupSums(log.num_rows)
-        self._rows = 0
-        self._rewards = self._weights = self._squares = self._probabilities = 0.0
-        self._matches = self._supported = 0
+        self._rows = self._matches = 0
         self._largest_weight = -math.inf
-        self._propensities = (math.inf, -math.inf)
+        self._probabilities = 0.0
+        self._supported = 0
         self._shown: npt.NDArray[np.int64] = np.zeros(log.num_actions, np.int64)
         self._chances: Floats = np.zeros(log.num_actions)
-
-    @property
-    def weight_error(self) -> float | None:
-        """The standard error of the mean weight."""
-        if not self._weighs or self._rows < 2:
-            return None
-        mean = self._weights / self._rows
-        return math.sqrt(max(0.0, self._squares / self._rows - mean**2) / self._rows)
 
     def add(self, logged: LoggedRows) -> None:
         """Takes the next rows."""
         number = len(logged)
         if not number:
             return
+        shown = np.bincount(logged.index, minlength=len(self._shown))
         rows = self._weighed(logged)
-        terms: dict[str, Floats] = {}
+        terms: dict[str, Floats] = {"r": rows.reward}
+        if self._weighs:
+            terms |= {"w": rows.weight, "w^2": np.square(rows.weight)}
+            self._largest_weight = max(self._largest_weight, float(rows.weight.max()))
         for estimator in self._estimators:
             terms.update(estimator.terms(rows))
         self._groups.add(terms, number)
         self._rows += number
-        self._rewards += float(rows.reward.sum())
-        self._probabilities += float(rows.probability.sum())
-        self._supported += int(np.count_nonzero(rows.probability))
-        self._shown += np.bincount(logged.index, minlength=len(self._shown))
+        self._shown += shown
         if self._draws_seed is not None:
             self._matches += int(rows.match.sum())
-        if logged.propensity is not None:
-            low, high = self._propensities
-            self._propensities = (
-                min(low, float(np.fmin.reduce(logged.propensity))),
-                max(high, float(np.fmax.reduce(logged.propensity))),
-            )
-        if self._weighs:
-            self._weights += float(rows.weight.sum())
-            self._squares += float(rows.weight @ rows.weight)
-            self._largest_weight = max(self._largest_weight, float(rows.weight.max()))
+        if self._policy.fixed is None:
+            self._probabilities += float(rows.probability.sum())
+            self._supported += int(np.count_nonzero(rows.probability))
+        else:
+            self._probabilities += float(shown @ self._policy.fixed)
+            self._supported += int(shown[self._policy.fixed > 0].sum())
 
     def _weighed(self, logged: LoggedRows) -> WeighedRows:
         number, fixed = len(logged), self._policy.fixed
@@ -335,7 +334,7 @@ class _Totals:
             self._chances += chances.sum(axis=0)
         else:
             chances = fixed
-            probability = fixed[logged.index]
+            probability = np.take(fixed, logged.index)
             self._chances += number * fixed
         expected = predicted = uniform = None
         if self._model is not None:
@@ -366,7 +365,7 @@ class _Totals:
         for estimator in self._estimators:
             value = float(estimator.value(totals))
             # Of finite rewards only a division by nothing gives NaN.
-            if math.isnan(value) and math.isfinite(self._rewards):
+            if math.isnan(value) and np.isfinite(totals["r"]):
                 found.append(Estimate(name=estimator.name, value=None))
                 continue
             interval = None if again is None else percentile_interval(estimator.value(again), confidence)
@@ -377,29 +376,36 @@ class _Totals:
     def diagnostics(self, propensities: _Propensities) -> Diagnostics:
         """Returns what the rows tell about themselves."""
         rows = self._rows
+        sums = {name: float(parts.sum()) for name, parts in self._groups.groups().items()}
         never = np.flatnonzero(self._shown == 0) if rows else np.zeros(0, np.int64)
         weighs = self._weighs and rows > 0
-        low, high = self._propensities
+        has_range = propensities.smallest <= propensities.largest
+        mean_weight = error = size = None
+        if weighs:
+            mean_weight = sums["w"] / rows
+            error = math.sqrt(max(0.0, sums["w^2"] / rows - mean_weight**2) / rows)
+            size = sums["w"] ** 2 / sums["w^2"] if sums["w^2"] else 0.0
         return Diagnostics(
             rows=rows,
-            mean_reward=self._rewards / rows if rows else None,
+            mean_reward=sums["r"] / rows if rows else None,
             matches=None if self._draws_seed is None else self._matches,
             expected_matches=self._probabilities,
-            effective_sample_size=(self._weights**2 / self._squares if self._squares else 0.0) if weighs else None,
+            effective_sample_size=size,
             largest_weight=self._largest_weight if weighs else None,
-            mean_weight=self._weights / rows if weighs else None,
+            mean_weight=mean_weight,
+            mean_weight_error=error,
             share_with_support=self._supported / rows if rows else None,
             arms_never_shown=tuple(int(arm) + self._log.minimum_action for arm in never),
             probability_never_shown=float(self._chances[never].sum() / rows) if rows else None,
-            smallest_propensity=low if low <= high else None,
-            largest_propensity=high if low <= high else None,
+            smallest_propensity=propensities.smallest if has_range else None,
+            largest_propensity=propensities.largest if has_range else None,
             propensities_too_small=propensities.too_small,
             propensities_above_one=propensities.above_one,
             propensities_missing=propensities.missing,
         )
 
 
-def _doubts(facts: Diagnostics, totals: _Totals, estimators: Sequence[Estimator]) -> Iterator[str]:
+def _doubts(facts: Diagnostics, estimators: Sequence[Estimator]) -> Iterator[str]:
     """Sentences about what should be doubted."""
     if not facts.rows:
         yield "there are no rows to estimate from."
@@ -410,14 +416,15 @@ def _doubts(facts: Diagnostics, totals: _Totals, estimators: Sequence[Estimator]
             f"the policy gives {100 * lost:.3g} % of its decisions to arms that the log never shows; what these earn "
             "is unknown, or what a reward model makes up."
         )
-    draws = [estimator for estimator in estimators if isinstance(estimator, Replay)]
+    if any(isinstance(estimator, DirectMethod) for estimator in estimators):
+        yield "the interval of DirectMethod leaves out how wrong its reward model may be, so it is too narrow."
+    draws = any(isinstance(estimator, Replay) for estimator in estimators)
     low, high = facts.smallest_propensity, facts.largest_propensity
     if draws and low is not None and high is not None and high - low > 1e-6 * high:
         yield f"Replay is biased unless all arms were equally probable, but propensities are {low:g} to {high:g}."
-    error = totals.weight_error
-    if error is not None and facts.mean_weight is not None:
+    if facts.mean_weight is not None and facts.mean_weight_error is not None:
         off = facts.mean_weight - (1 - lost)
-        if abs(off) > max(_DOUBTFUL_ERRORS * error, 1e-5):
+        if abs(off) > max(_DOUBTFUL_ERRORS * facts.mean_weight_error, 1e-5):
             yield (
                 f"the mean weight is {facts.mean_weight:.6g} and should be {1 - lost:.6g}: the propensities are wrong, "
                 "or there are contexts in which arms of the policy were never possible."

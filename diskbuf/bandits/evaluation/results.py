@@ -43,6 +43,7 @@ class Diagnostics:
             weight would say as much.
         largest_weight: Of a row.
         mean_weight: About 1 if propensities are right and the policy keeps to arms that could be logged.
+        mean_weight_error: Its standard error.
         share_with_support: Share of rows whose arm the policy may choose: those that weigh anything.
         arms_never_shown: Actions that no row has.
         probability_never_shown: How probable these are under the policy, on average.
@@ -60,6 +61,7 @@ class Diagnostics:
     effective_sample_size: float | None
     largest_weight: float | None
     mean_weight: float | None
+    mean_weight_error: float | None
     share_with_support: float | None
     arms_never_shown: tuple[int, ...]
     probability_never_shown: float | None
@@ -107,7 +109,7 @@ class Evaluation:
             if estimate.value is None:
                 rows.append((estimate.name, "no estimate", ""))
                 continue
-            interval = f"{_number(estimate.lower)} to {_number(estimate.upper)}"
+            interval = _NOTHING if estimate.lower is None else f"{_number(estimate.lower)} to {_number(estimate.upper)}"
             rows.append((estimate.name, _number(estimate.value), interval))
         facts = self.diagnostics
         arms = ", ".join(map(str, facts.arms_never_shown[:10])) + (", ..." if len(facts.arms_never_shown) > 10 else "")
