@@ -245,3 +245,34 @@ def test_the_atari_example_refuses_the_store_of_another_game(tmp_path: Path) -> 
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert "must hold rows of ALE/Breakout-v5 to go on with it, got ALE/Pong-v5" in result.stderr
+
+
+def test_the_bandit_example_draws_the_regret_of_every_agent_and_goes_on(tmp_path: Path) -> None:
+    first = run("bandit_wheel.py", tmp_path, "--short")
+    lines = re.findall(r"(wheel|linear): (.+) regretted ([\d.]+) in (\d+) rounds", first)
+    assert len(lines) == 16
+    assert {rounds for *_, rounds in lines} == {"30"}
+    assert (tmp_path / "regret.png").read_bytes().startswith(PNG)
+    with diskbuf.open(tmp_path / "wheel" / "linear_UCB" / "log.zarr", history=True) as log:
+        assert log.num_frames() == 30 * 8
+
+
+def test_the_offline_bandit_example_goes_from_csv_to_estimates(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    feature, item = rng.integers(0, 3, 3000), rng.integers(0, 4, 3000)
+    click = rng.random(3000) < np.where(feature == item, 0.9, 0.1)  # one item for each feature, item 3 for none
+    lines = ["timestamp,item_id,click,propensity_score,user_feature_0"]
+    lines += [
+        f"2024-01-01 00:{n // 60:02}:{n % 60:02}.{n:06},{item[n]},{int(click[n])},0.25,feature{feature[n]}"
+        for n in range(3000)
+    ]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    arguments = [tmp_path / "log.csv", f"--folder={tmp_path / 'run'}", "--context=user_feature_0", "--num-epochs=40"]
+    for output in (run("open_bandit_offline.py", *arguments), run("open_bandit_offline.py", *arguments)):
+        estimates = {
+            name: float(re.search(rf"^{name}\n(?:.*\n)*?IPS +([\d.]+)", output, re.MULTILINE)[1])  # type: ignore[index]
+            for name in ("uniform", "linear_ucb", "linear_thompson", "epsilon_greedy")
+        }
+        assert 0.2 < estimates["uniform"] < 0.4
+        assert min(estimates["linear_ucb"], estimates["linear_thompson"]) > 0.8
+        assert estimates["epsilon_greedy"] > 0.6
