@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         DiskbufError,
         EmptyBufferError,
         EndOfLogError,
-    EndOfLogError,
         MissingExtraError,
         OptionError,
         ReadOnlyError,
