@@ -309,7 +309,7 @@ def test_the_best_arm_of_a_wheel_is_the_best_of_all() -> None:
         ({"std_base": [0.1, 0.1, -0.1, 0.1, 0.1]}, "std_base must be at least 0"),
         ({"mu_high": 1.0}, "mu_high must be at least the 1.2 of mu_base"),
         ({"std_high": -1.0}, "std_high must be at least 0"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        ({"batch_size": 0}, "batch_size must be an int of at least 1"),
         ({"seed": -1}, "seed must be None or an integer"),
     ],
 )
@@ -578,7 +578,7 @@ def test_structured_functions_outside_their_rules_are_refused() -> None:
         structured(0, global_context_sampling_fn=lambda shape: np.zeros((7, 2)))
     with pytest.raises(OptionError, match="reward_fn must be a function"):
         structured(0, reward_fn=3)
-    with pytest.raises(OptionError, match="num_actions must be an integer of at least 1"):
+    with pytest.raises(OptionError, match="num_actions must be an int of at least 1"):
         structured(0, num_actions=0)
     with pytest.raises(NotImplementedError, match="Give optimal_action_fn"):
         plain_structured(0).optimal_action(plain_structured(0).reset().observation)

@@ -181,7 +181,7 @@ def test_what_a_replay_needs_is_asked_for() -> None:
             ReplayEnvironment(log, 0, is_uniform=True)
         environment = ReplayEnvironment(log, 2, is_uniform=True)
         environment.reset()
-        with pytest.raises(SpecError, match=r"'action' must lie within \[0, 2\], got 0 to 3"):
+        with pytest.raises(SpecError, match=r"'action' must lie within \[0, 2\], got 3 in lane 1"):
             environment.step(np.array([0, 3]))
         with pytest.raises(SpecError, match=r"'action' must be integers \[2\], got int64 \[1\]"):
             environment.step(np.array([0]))

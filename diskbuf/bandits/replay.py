@@ -3,20 +3,20 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from diskbuf.bandits.environments.batched_bandit import BatchedBandit
 from diskbuf.bandits.log_reader import Log, LoggedRows, LogReader
 from diskbuf.errors import EndOfLogError, OptionError, SpecError
 from diskbuf.readers.requests import count, seed_of
-from diskbuf.trajectories import PolicyStep, StepType, TimeStep, Trajectory, from_transition, restart, time_step_spec
+from diskbuf.trajectories import PolicyStep, StepType, TimeStep, Trajectory, from_transition, restart
 from diskbuf.tree import Structure
 
 
-class ReplayEnvironment:
+class ReplayEnvironment(BatchedBandit):
     """Shows a policy the contexts of a log, and keeps those events in which it chooses the logged arm.
 
     The rejection sampling of Li, Chu, Langford and Wang, "Unbiased Offline Evaluation of Contextual-bandit-based News
@@ -64,8 +64,6 @@ class ReplayEnvironment:
         StoreError: If there is no store at the path, or it can't be opened.
     """
 
-    is_bandit = True
-
     def __init__(
         self,
         store: Log,
@@ -80,14 +78,14 @@ class ReplayEnvironment:
     ) -> None:
         if invalid not in ("reject", "drop"):
             raise OptionError(f"invalid must be 'reject' or 'drop', got {invalid!r}.")
-        self._batch_size = count("batch_size", batch_size)
+        count("batch_size", batch_size)
         self._rng = np.random.default_rng(seed_of(seed))
         self._log = LogReader(store, first_id=first_id, next_id=next_id)
         try:
             self._invalid = invalid
             self._lowest = None if is_uniform else self._lowest_propensity(lowest_propensity)
             spec = self._log.data_spec
-            self._observation_spec, self._action_spec, self._reward_spec = spec.observation, spec.action, spec.reward
+            super().__init__(spec.observation, spec.action, spec.reward, batch_size)
             self._structure = Structure(self._observation_spec)
             self._first = np.full(self._batch_size, StepType.FIRST)
             self._begin(0)
@@ -132,27 +130,12 @@ class ReplayEnvironment:
         self._num_kept = 0
         self._keeping: npt.NDArray[np.int64] = np.arange(0)  # of the events decided on last, those that were kept
         self._decided: LoggedRows | None = None
-        self._current: TimeStep | None = None
+        self._current = None
         while event:
             rows = self._next_events(min(event, 4096))
             self._pass_over(len(rows))
             event -= len(rows)
         self._settle()
-
-    @property
-    def batch_size(self) -> int:
-        """B, events that are shown at a time, and those of a row."""
-        return self._batch_size
-
-    @property
-    def batched(self) -> bool:
-        """True: leaves have a batch axis."""
-        return True
-
-    @property
-    def num_actions(self) -> int:
-        """K, the number of arms."""
-        return self._log.num_actions
 
     @property
     def num_events(self) -> int:
@@ -167,30 +150,6 @@ class ReplayEnvironment:
     def estimate(self) -> float | None:
         """Returns the mean reward of the events that were kept; None when none was: there is no estimate then."""
         return self._sum / self._matches if self._matches else None
-
-    def observation_spec(self) -> Any:
-        """Nest of specs of one context, without the batch axis."""
-        return self._observation_spec
-
-    def action_spec(self) -> Any:
-        """The spec of an arm."""
-        return self._action_spec
-
-    def reward_spec(self) -> Any:
-        """The spec of one reward."""
-        return self._reward_spec
-
-    def time_step_spec(self) -> TimeStep:
-        """The specs of one lane's time step."""
-        return time_step_spec(self._observation_spec)._replace(reward=self._reward_spec)
-
-    def current_time_step(self) -> TimeStep:
-        """Returns the contexts that are to be decided on.
-
-        Raises:
-            EndOfLogError: If there are none left.
-        """
-        return self.reset() if self._current is None else self._current
 
     def reset(self) -> TimeStep:
         """Shows the next events; those of the last step are shown again if they weren't decided on.
@@ -225,7 +184,7 @@ class ReplayEnvironment:
         if self._current is None:
             return self.reset()
         rows, before = self._shown, self._current
-        index = self._checked(action)[: len(rows)]
+        index = self._checked_arms(action)[: len(rows)]
         is_match = index == rows.index
         if self._lowest is not None and rows.propensity is not None:
             is_match &= self._rng.random(len(rows)) * rows.propensity < self._lowest
@@ -307,14 +266,6 @@ class ReplayEnvironment:
         """Closes the store, unless a buffer was given. Closing twice is fine."""
         self._log.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"ReplayEnvironment({self._log!r}, batch_size={self._batch_size})"
 
@@ -336,24 +287,6 @@ class ReplayEnvironment:
         if self._ahead is not None:
             self._ahead = self._ahead.take(slice(events, None))
         self._event += events
-
-    def _checked(self, action: Any) -> npt.NDArray[np.int64]:
-        array = np.asarray(action)
-        if array.dtype.kind not in "iu" or array.shape != (self._batch_size,):
-            raise SpecError(
-                f"leaf 'action' must be integers [{self._batch_size}], got {array.dtype} {list(array.shape)}. "
-                "Give one arm for each lane.",
-                path="action",
-            )
-        index = array.astype(np.int64) - self._log.minimum_action
-        if index.min() < 0 or index.max() >= self.num_actions:
-            low = self._log.minimum_action
-            raise SpecError(
-                f"leaf 'action' must lie within [{low}, {low + self.num_actions - 1}], got {array.min()} to "
-                f"{array.max()}. Give the policy this environment's action_spec.",
-                path="action",
-            )
-        return index
 
 
 def _joined(one: LoggedRows, other: LoggedRows) -> LoggedRows:

@@ -2,22 +2,21 @@
 
 import abc
 import json
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from diskbuf import specs
+from diskbuf.bandits.environments.batched_bandit import BatchedBandit
 from diskbuf.errors import OptionError, SpecError
+from diskbuf.readers.requests import count
 from diskbuf.specs import ArraySpec, BoundedArraySpec
-from diskbuf.trajectories import StepType, TimeStep, restart, time_step_spec
+from diskbuf.trajectories import StepType, TimeStep, restart
 from diskbuf.tree import Structure, describe
 
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
-
-class BanditEnvironment(abc.ABC):
+class BanditEnvironment(BatchedBandit):
     """Batched, seeded, in NumPy. A subclass writes `_observe` and `_apply_action`.
 
     Every step ends an episode of one step, so that the time step that `step` returns is LAST, has discount 0, and
@@ -39,7 +38,6 @@ class BanditEnvironment(abc.ABC):
         SpecError: If a spec is none.
     """
 
-    is_bandit = True
     _changing: tuple[str, ...] = ()  # names of attributes, arrays or numbers
 
     def __init__(
@@ -51,60 +49,17 @@ class BanditEnvironment(abc.ABC):
         seed: int | None = None,
         reward_spec: Any = None,
     ) -> None:
-        for name, value in (("num_actions", num_actions), ("batch_size", batch_size)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise OptionError(f"{name} must be an integer of at least 1, got {value!r}.")
+        arms = BoundedArraySpec((), np.int32, 0, count("num_actions", num_actions) - 1, name="action")
+        reward = ArraySpec((), np.float32, name="reward") if reward_spec is None else specs.as_spec(reward_spec)
+        super().__init__(specs.as_spec(observation_spec), arms, reward, batch_size)
         try:
             self._rng = np.random.default_rng(seed)
         except (TypeError, ValueError) as error:
             raise OptionError(f"seed must be None or an integer of at least 0, got {seed!r}.") from error
-        self._batch_size = int(batch_size)
-        self._observation_spec = specs.as_spec(observation_spec)
-        self._num_actions = int(num_actions)
-        self._action_spec = BoundedArraySpec((), np.int32, 0, self._num_actions - 1, name="action")
-        self._reward_spec = (
-            ArraySpec((), np.float32, name="reward") if reward_spec is None else specs.as_spec(reward_spec)
-        )
         self._observations, self._rewards = Structure(self._observation_spec), Structure(self._reward_spec)
         self._observation_rules = _rules("observation", self._observation_spec, self._observations, self._batch_size)
         self._reward_rules = _rules("reward", self._reward_spec, self._rewards, self._batch_size)
         self._last = np.full(self._batch_size, StepType.LAST)
-        self._current: TimeStep | None = None
-
-    @property
-    def batch_size(self) -> int:
-        """B, the number of lanes."""
-        return self._batch_size
-
-    @property
-    def batched(self) -> bool:
-        """True: leaves have a batch axis."""
-        return True
-
-    @property
-    def num_actions(self) -> int:
-        """K, the number of arms."""
-        return self._num_actions
-
-    def observation_spec(self) -> Any:
-        """Nest of specs of one context, without the batch axis."""
-        return self._observation_spec
-
-    def action_spec(self) -> BoundedArraySpec:
-        """The spec of an arm, int32 from 0 to num_actions - 1."""
-        return self._action_spec
-
-    def reward_spec(self) -> Any:
-        """Nest of specs of one reward, without the batch axis."""
-        return self._reward_spec
-
-    def time_step_spec(self) -> TimeStep:
-        """The specs of one lane's time step."""
-        return time_step_spec(self._observation_spec)._replace(reward=self._reward_spec)
-
-    def current_time_step(self) -> TimeStep:
-        """Returns the last time step that was returned; resets first if there is none."""
-        return self.reset() if self._current is None else self._current
 
     def reset(self) -> TimeStep:
         """Draws new contexts.
@@ -139,7 +94,7 @@ class BanditEnvironment(abc.ABC):
         """
         if self._current is None:
             return self.reset()
-        action = self._checked_action(action)
+        action = self._checked_arms(action)
         reward = self._checked_reward(self._apply_action(action))
         self._current = TimeStep(
             self._last.copy(), reward, np.zeros(self._batch_size, np.float32), self._checked_observation()
@@ -217,40 +172,6 @@ class BanditEnvironment(abc.ABC):
             value = state[f"changing/{name}"]
             setattr(self, name, value.copy() if value.ndim else value.item())
         self._rng.bit_generator.state = json.loads(state["generator"].tobytes())
-
-    def close(self) -> None:  # noqa: B027  most have nothing to close
-        """Does nothing; there is nothing to close."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(batch_size={self._batch_size}, num_actions={self._num_actions})"
-
-    def _checked_action(self, action: Any) -> npt.NDArray[Any]:
-        array = np.asarray(action)
-        if array.dtype.kind not in "iu" or array.shape != (self._batch_size,):
-            raise SpecError(
-                f"leaf 'action' must be integers [{self._batch_size}], got {array.dtype} {list(array.shape)}. "
-                "Give one arm for each lane.",
-                path="action",
-            )
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        within = array.view(_UNSIGNED[array.dtype.itemsize]) < self._num_actions  # as unsigned, -1 is a large number
-        if np.count_nonzero(within) != self._batch_size:
-            lane = int((~within).argmax())
-            raise SpecError(
-                f"leaf 'action' must lie within [0, {self._num_actions - 1}], got {array[lane]} in lane {lane}. "
-                "Give the policy this environment's action_spec.",
-                path="action",
-            )
-        return array.astype(np.intp, copy=False)  # which indexes fastest, whatever the policy's dtype
 
     def _checked_observation(self) -> Any:
         return self._checked("observation", self._observe(), self._observations, self._observation_rules)
