@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench bench-learning bench-readers check clean crash-test demo help lint peers test types
+.PHONY: .venv bench bench-learning bench-logs bench-readers check clean crash-test demo help lint peers test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -45,6 +45,9 @@ bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 
 bench-readers: $(STAMP) $(PEERS)/.installed ## Measure the readers beside TF-Agents; a quarter of an hour
 	$(PEERS)/bin/python tools/bench/readers.py
+
+bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows; a minute
+	$(BIN)/python tools/bench/off_policy.py
 
 bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
 	$(PEERS)/bin/python tools/bench/learning.py
