@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.trajectories import StepType, Trajectory
 
 COMPARE = Path(__file__).resolve().parents[1] / "tools" / "compare"
+BENCH = Path(__file__).resolve().parents[1] / "tools" / "bench" / "off_policy.py"
 Logs = Callable[..., diskbuf.UniformReplayBuffer]
 
 WEIGHING: list[Estimator] = [IPS(), ClippedIPS(2.0), SNIPS()]
@@ -790,11 +792,12 @@ def found(logs: Logs) -> Evaluation:
 
 def test_an_evaluation_reads_as_a_table(found: Evaluation) -> None:
     lines = str(found).splitlines()
-    assert lines[0].split() == ["estimator", "value", "0.95", "interval"]
-    assert lines[2].split()[:2] == ["IPS", "5.16667"]
-    assert len({line.rindex(" to ") for line in lines[2:4]}) <= 2
-    assert len({len(line) for line in lines[:4]}) == 1  # aligned to the right
-    assert "effective sample size  3.64463" in re.sub(r" {2,}", "  ", str(found))
+    assert lines[0].split() == ["estimator", "value", "95", "%", "from", "to"]
+    estimate = found["IPS"]
+    assert lines[2].split() == ["IPS", "5.16667", f"{estimate.lower:#.6g}", f"{estimate.upper:#.6g}"]
+    assert len({line.index(".") for line in lines[2:4]}) == 1
+    assert len({len(line) for line in lines[:4]}) == 1
+    assert re.search(r"^effective sample size +3\.64463$", str(found), re.MULTILINE)
 
 
 def test_an_evaluation_is_written_as_json(found: Evaluation) -> None:
@@ -825,3 +828,14 @@ def test_an_evaluation_is_drawn(found: Evaluation, logs: Logs, tmp_path: Path) -
     assert "no estimate" in (tmp_path / "nothing.svg").read_text()  # in a comment beside the glyphs
     with pytest.raises(OptionError, match="file must end in a format that matplotlib knows"):
         found.plot(tmp_path / "found.nonsense")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
+def test_a_quick_run_of_the_benchmark_measures_everything(tmp_path: Path) -> None:
+    command = [sys.executable, BENCH, "--quick", "--folder", "stores", "--json", "figures.json"]
+    result = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-6000:]
+    assert list((tmp_path / "stores").iterdir()) == []
+    rows = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rows"]
+    parts = [f"{name}_{what}" for name in ("estimates", "intervals") for what in ("seconds", "beside_reading")]
+    assert [row["name"] for row in rows] == [*parts, "memory", "doubly_robust", "doubly_robust_memory"]

@@ -297,7 +297,7 @@ class _Totals:
         self._largest_weight = -math.inf
         self._probabilities = 0.0
         self._supported = 0
-        self._shown: npt.NDArray[np.int64] = np.zeros(log.num_actions, np.int64)
+        self._is_shown: npt.NDArray[np.bool_] = np.zeros(log.num_actions, np.bool_)
         self._chances: Floats = np.zeros(log.num_actions)
 
     def add(self, logged: LoggedRows) -> None:
@@ -305,7 +305,8 @@ class _Totals:
         number = len(logged)
         if not number:
             return
-        shown = np.bincount(logged.index, minlength=len(self._shown))
+        if not self._is_shown.all():
+            self._is_shown[logged.index] = True
         rows = self._weighed(logged)
         terms: dict[str, Floats] = {"r": rows.reward}
         if self._weighs:
@@ -315,15 +316,11 @@ class _Totals:
             terms.update(estimator.terms(rows))
         self._groups.add(terms, number)
         self._rows += number
-        self._shown += shown
         if self._draws_seed is not None:
             self._matches += int(rows.match.sum())
-        if self._policy.fixed is None:
-            self._probabilities += float(rows.probability.sum())
-            self._supported += int(np.count_nonzero(rows.probability))
-        else:
-            self._probabilities += float(shown @ self._policy.fixed)
-            self._supported += int(shown[self._policy.fixed > 0].sum())
+        self._probabilities += float(rows.probability.sum())
+        is_everywhere = self._policy.fixed is not None and bool(self._policy.fixed.all())
+        self._supported += number if is_everywhere else int(np.count_nonzero(rows.probability))
 
     def _weighed(self, logged: LoggedRows) -> WeighedRows:
         number, fixed = len(logged), self._policy.fixed
@@ -377,7 +374,7 @@ class _Totals:
         """Returns what the rows tell about themselves."""
         rows = self._rows
         sums = {name: float(parts.sum()) for name, parts in self._groups.groups().items()}
-        never = np.flatnonzero(self._shown == 0) if rows else np.zeros(0, np.int64)
+        never = np.flatnonzero(~self._is_shown) if rows else np.zeros(0, np.int64)
         weighs = self._weighs and rows > 0
         has_range = propensities.smallest <= propensities.largest
         mean_weight = error = size = None

@@ -104,13 +104,12 @@ class Evaluation:
         return json.dumps(_plain(dataclasses.asdict(self)), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        rows = [("estimator", "value", f"{self.confidence:.4g} interval")]
+        rows = [("estimator", "value", f"{100 * self.confidence:.4g} % from", "to")]
         for estimate in self.estimates.values():
             if estimate.value is None:
-                rows.append((estimate.name, "no estimate", ""))
+                rows.append((estimate.name, "no estimate", _NOTHING, _NOTHING))
                 continue
-            interval = _NOTHING if estimate.lower is None else f"{_number(estimate.lower)} to {_number(estimate.upper)}"
-            rows.append((estimate.name, _number(estimate.value), interval))
+            rows.append((estimate.name, *map(_aligned, (estimate.value, estimate.lower, estimate.upper))))
         facts = self.diagnostics
         arms = ", ".join(map(str, facts.arms_never_shown[:10])) + (", ..." if len(facts.arms_never_shown) > 10 else "")
         about: list[tuple[str, Any]] = [
@@ -151,10 +150,9 @@ class Evaluation:
         estimates = list(self.estimates.values())
         figure = Figure(figsize=(7, 1.6 + 0.42 * len(estimates)), dpi=150, layout="constrained")
         axes = figure.subplots()
-        if self.diagnostics.mean_reward is not None and math.isfinite(self.diagnostics.mean_reward):
-            axes.axvline(
-                self.diagnostics.mean_reward, color="0.45", linestyle="--", linewidth=1, label="log's own policy"
-            )
+        logged = self.diagnostics.mean_reward
+        if logged is not None and math.isfinite(logged):
+            axes.axvline(logged, color="0.45", linestyle="--", linewidth=1, label="mean reward in the log")
         is_labelled = False
         for place, estimate in enumerate(estimates):
             if estimate.value is None or not math.isfinite(estimate.value):
@@ -187,6 +185,11 @@ def _number(value: float | None) -> str:
     if value is None:
         return _NOTHING
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _aligned(value: float | None) -> str:
+    """With zeros at the end, so that numbers of the same size have their points below each other."""
+    return _NOTHING if value is None else f"{value:#,.6g}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
