@@ -109,7 +109,8 @@ class Evaluation:
             if estimate.value is None:
                 rows.append((estimate.name, "no estimate", _NOTHING, _NOTHING))
                 continue
-            rows.append((estimate.name, *map(_aligned, (estimate.value, estimate.lower, estimate.upper))))
+            numbers = _aligned(estimate.value), _aligned(estimate.lower), _aligned(estimate.upper)
+            rows.append((estimate.name, *numbers))
         facts = self.diagnostics
         arms = ", ".join(map(str, facts.arms_never_shown[:10])) + (", ..." if len(facts.arms_never_shown) > 10 else "")
         about: list[tuple[str, Any]] = [
