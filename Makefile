@@ -46,8 +46,9 @@ bench: $(STAMP) ## Measure speed against plain NumPy and plain files
 bench-readers: $(STAMP) $(PEERS)/.installed ## Measure the readers beside TF-Agents; a quarter of an hour
 	$(PEERS)/bin/python tools/bench/readers.py
 
-bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows; a minute
+bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows, and importing logs; minutes
 	$(BIN)/python tools/bench/off_policy.py
+	$(BIN)/python tools/bench/log_import.py
 
 bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
 	$(PEERS)/bin/python tools/bench/learning.py

@@ -4,9 +4,11 @@ Text is read twice as carefully when it has to be: Arrow reads fast and says lit
 is read once more line by line, which names the line.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +160,10 @@ class ArrowPart(Part):
         return {field.name: field.type for field in self._schema}
 
     def blocks(self, kinds: Mapping[str, Kind]) -> Iterator[Block]:
-        """Yields the rows."""
+        """Yields the rows; where that is known to be safe, the next ones are read meanwhile."""
+        return _read_ahead(self._blocks(kinds)) if self.is_repeatable else self._blocks(kinds)
+
+    def _blocks(self, kinds: Mapping[str, Kind]) -> Iterator[Block]:
         first = 1
         for whole in self._batches(list(kinds)):
             for start in range(0, whole.num_rows, BATCH_ROWS):
@@ -167,3 +172,12 @@ class ArrowPart(Part):
                 columns = {name: batch.column(batch.schema.get_field_index(name)) for name in kinds}
                 yield Block(columns, batch.num_rows, self.name, numbers, "row")
                 first += batch.num_rows
+
+
+def _read_ahead(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The same blocks; a thread reads the next one while one is worked on."""
+    with contextlib.closing(cast(Any, blocks)), ThreadPoolExecutor(1, thread_name_prefix="diskbuf-log") as thread:
+        coming = thread.submit(next, blocks, None)
+        while (block := coming.result()) is not None:
+            coming = thread.submit(next, blocks, None)
+            yield block
