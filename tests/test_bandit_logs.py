@@ -29,6 +29,7 @@ from diskbuf.bandits.logs import (
     export_log,
     import_log,
     join_rewards,
+    text_sources,
     time_range,
 )
 
@@ -405,6 +406,21 @@ def test_lenient_imports_count_what_cannot_be_read_and_list_the_first_few(tmp_pa
     assert "line 3" in "".join(report.malformed_examples)
     assert rows_of(tmp_path / "log.zarr").observation[0, :, 0].tolist() == [40, 41, 42]
     assert str(report).count("must") == 5
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_what_came_before_a_line_that_cannot_be_read_is_there_once(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_sources, "_TEXT_BYTES", 2**12)
+    table = some_log(500)
+    first = written(table.slice(0, 200), tmp_path / f"first.{suffix}")
+    second = written(table.slice(200), tmp_path / f"second.{suffix}")
+    with second.open("a") as file:
+        file.write("broken\n")
+    report = import_log([first, second], tmp_path / "log.zarr", COLUMNS, strict=False)
+    assert (report.rows, report.malformed, sum(report.support)) == (500, 1, 500)
+    assert_holds(tmp_path / "log.zarr", table)
 
 
 def test_a_value_with_a_line_break_does_not_shift_the_lines(tmp_path: Path) -> None:
