@@ -35,6 +35,7 @@ from diskbuf.bandits.evaluation import (
 )
 from diskbuf.bandits.evaluation.group_sums import GroupSums, drawn_again
 from diskbuf.bandits.policies import BanditPolicy
+from diskbuf.bandits.policies.linear_model import triangular_factor
 from diskbuf.errors import MissingExtraError, OptionError, SpecError, StoreNotFoundError, WindowError
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.trajectories import StepType, Trajectory
@@ -285,6 +286,7 @@ def test_intervals_of_groups_are_as_wide_as_those_of_the_normal_distribution(log
     rows = four_contexts(30_000, seed=4)  # groups of 30
     found = evaluate(logs(**rows, num_actions=3), four_policy, [IPS(), SNIPS()], num_bootstrap=4000)
     weight = four_policy(rows["context"])[np.arange(30_000), rows["action"]] / rows["propensity"]
+    assert found["IPS"].value == pytest.approx((weight * rows["reward"]).mean(), abs=1e-6)  # propensities were float64
     for name, errors in {
         "IPS": weight * rows["reward"] - found["IPS"].value,
         # The ratio's linear part: Owen, "Monte Carlo Theory, Methods and Examples" (2013), equation 9.9.
@@ -476,6 +478,15 @@ def test_the_ridge_that_streams_equals_plain_ridge_regression_on_the_other_folds
     )
     for name, estimate in plain.estimates.items():
         assert streamed[name].value == pytest.approx(estimate.value, abs=1e-10)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (2, 3), (2730, 3), (2731, 3), (40_001, 4), (700, 90)])
+def test_a_triangular_factor_in_pieces_is_that_of_all_rows(rows: int, columns: int) -> None:
+    whole = np.random.default_rng(17).normal(size=(rows, columns))
+    found = triangular_factor(whole)
+    assert found.shape == (min(rows, columns), columns)
+    assert (np.tril(found, -1) == 0).all()
+    np.testing.assert_allclose(found.T @ found, whole.T @ whole, atol=1e-9 * max(rows, 1))
 
 
 def test_the_ridge_alone_fits_and_predicts(logs: Logs) -> None:
