@@ -1,6 +1,7 @@
 """Bandit logs: what is read becomes what is stored, what is wrong is named, and nothing is ever half there."""
 
 import datetime as dt
+import hashlib
 import json
 import os
 import re
@@ -170,8 +171,7 @@ def test_several_files_and_urls_are_read_one_after_the_other(tmp_path: Path) -> 
         urls.append(f"memory://bandit-logs/{file.name}")
         with fsspec.open(urls[-1], "wb") as target:
             target.write(file.read_bytes())
-    # Only the first three rows of a part have all countries; so they are given.
-    import_log(urls, tmp_path / "log.zarr", COLUMNS, storage_options={}, encodings={"country": Categories(COUNTRIES)})
+    import_log(urls, tmp_path / "log.zarr", COLUMNS, storage_options={})
     assert_holds(tmp_path / "log.zarr", table)
 
 
@@ -872,6 +872,30 @@ def test_a_log_that_was_collected_is_exported_by_its_leaves(tmp_path: Path) -> N
         "action": [0, 2],
         "reward": [1, 2],
         "propensity": [0.5, 0.25],
+    }
+
+
+def test_what_was_hashed_comes_out_as_its_hash(tmp_path: Path) -> None:
+    table = pa.table({"user": ["u1", "u2"], "id": ["k1", "k2"], "item": [0, 1], "reward": [1.0, 2.0]})
+    columns = LogColumns(context=["user"], action="item", key="id")
+    import_log(table, tmp_path / "log.zarr", columns, encodings={"user": Hashed(8)})
+    export_log(tmp_path / "log.zarr", tmp_path / "out.parquet")
+    back = pa.parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert back["user"] == [Hashed(8).bucket("u1"), Hashed(8).bucket("u2")]
+    assert back["id"] == [hashlib.blake2b(key, digest_size=16).hexdigest() for key in (b"k1", b"k2")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
+def test_the_benchmark_runs_in_its_smallest_form(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "tools" / "bench" / "log_import.py"
+    command = [sys.executable, str(script), "--quick", "--json", "figures.json", "--folder", "stores"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    rows = {row["name"] for row in json.loads((tmp_path / "figures.json").read_text())["rows"]}
+    assert rows == {
+        f"import_{kind}_{ours}_vs_{peer}"
+        for kind in ("csv", "parquet")
+        for ours in ("found", "given")
+        for peer in ("read", "copied")
     }
 
 
