@@ -460,6 +460,20 @@ def test_a_file_that_is_not_of_its_format_is_refused(tmp_path: Path) -> None:
             import_log(file, tmp_path / "log.zarr", COLUMNS)
 
 
+def test_a_log_without_rows_is_refused(tmp_path: Path) -> None:
+    columns = LogColumns(action="item")
+    for text, said in (
+        ("", "must have a header line"),
+        ("item,reward\n", "a log must have at least one row, got none"),
+    ):
+        (tmp_path / "log.csv").write_text(text)
+        with pytest.raises(diskbuf.SpecError, match=said):
+            import_log(tmp_path / "log.csv", tmp_path / "log.zarr", columns)
+    with pytest.raises(diskbuf.SpecError, match="a log must have at least one row, got none"):
+        import_log(some_log().slice(0, 0), tmp_path / "log.zarr", LogColumns(action="item", reward="click"))
+    assert left_behind(tmp_path) == ["log.csv"]
+
+
 def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     file = tmp_path / "log.csv"
     file.write_bytes(b"c,item,reward\nde,0,1\n\xff\xfe,1,0\n")

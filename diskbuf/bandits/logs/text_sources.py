@@ -61,7 +61,7 @@ class CsvPart(TextPart):
                 raise SpecError(f"{self.name} must name each column once in its header line, got {header}.")
             types: dict[str, pa.DataType] = dict.fromkeys(header, pa.null())
             # A malformed line among the first ones is told of when its rows are read.
-            with contextlib.suppress(pa.ArrowInvalid), self._open() as file:
+            with contextlib.suppress(pa.ArrowInvalid, StopIteration), self._open() as file:
                 reader = pa_csv.open_csv(
                     file,
                     read_options=pa_csv.ReadOptions(block_size=_HEAD_BYTES, use_threads=False),
