@@ -153,6 +153,21 @@ def test_rows_without_a_reward_are_refused_or_left_out(tmp_path: Path) -> None:
     assert (3, 1) not in agent.order
 
 
+def test_rows_with_a_context_that_is_not_finite_are_refused_or_left_out(log: Path, tmp_path: Path) -> None:
+    agent = Keeping()
+    with (
+        diskbuf.open(log, history=True) as reader,
+        diskbuf.UniformReplayBuffer(reader.data_spec, LANES, None) as buffer,
+    ):
+        rows = reader.gather_all()
+        rows.observation[2, 4, 1] = np.inf
+        buffer.extend(rows)
+        with pytest.raises(SpecError, match=r"leaf 'observation' must be finite, got .* in row 4 of lane 2"):
+            trainer.train_offline(tmp_path / "refused", agent, buffer, batch_size=np.int64(100), seed=np.int64(3))
+        trainer.train_offline(tmp_path / "dropped", agent, buffer, batch_size=100, invalid="drop", save_policy=False)
+    assert agent.sizes == [15 * LANES - 1]
+
+
 def restarted(time_step: Any) -> Any:
     return time_step._replace(step_type=np.zeros_like(time_step.step_type))
 

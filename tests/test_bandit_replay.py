@@ -221,12 +221,25 @@ def test_the_bandit_trainer_learns_from_a_replay_and_goes_on_with_it(tmp_path: P
     assert len(np.unique(numbers[0])) == 9 * 3 * 2 * 8  # no event twice
 
 
-def test_a_replay_that_ends_in_a_training_says_so_and_keeps_what_matched(tmp_path: Path) -> None:
+def test_a_training_ends_with_the_log_that_it_replays_and_learns_from_every_match(tmp_path: Path) -> None:
     arms, rewards, _ = draws(3, chances=np.full((2, ARMS), 1 / 3), size=300)
     with log_of(arms, rewards) as log:
         environment = ReplayEnvironment(log, 4, is_uniform=True)
         agent = LinearUCBAgent(environment.time_step_spec(), environment.action_spec(), add_bias=True)
-        with pytest.raises(EndOfLogError, match="has been replayed to its end"):
-            trainer.train(tmp_path, agent, environment, 1000, 2, save_policy=False)
-    with LogReader(tmp_path / "log.zarr") as log:
-        assert environment.num_matches - 4 < log.num_rows <= environment.num_matches
+        trainer.train(tmp_path, agent, environment, 1000, 7, 2, save_policy=False)
+    assert environment.num_events == 300
+    with LogReader(tmp_path / "log.zarr") as log_reader:
+        assert environment.num_matches - 4 < log_reader.num_rows <= environment.num_matches
+        assert agent.num_samples.sum() == log_reader.num_rows
+        assert log_reader.num_rows % (4 * 7) != 0  # the last batch had fewer rows
+
+
+def test_a_step_by_hand_needs_its_row_to_be_made(tmp_path: Path) -> None:
+    with log_of(np.array([0, 1, 2]), np.ones(3)) as log:
+        environment = ReplayEnvironment(log, is_uniform=True)
+        environment.reset()
+        environment.step(np.array([0]))
+        with pytest.raises(OptionError, match="make_row must be called after each step"):
+            environment.step(np.array([0]))
+        with pytest.raises(OptionError, match="is_uniform must be"):
+            ReplayEnvironment(log, is_uniform="no")  # type: ignore[arg-type]

@@ -429,3 +429,194 @@ def test_summaries_are_written_for_tensorboard(tmp_path: Path) -> None:
     tags = events.Tags()["tensors"]
     assert {"Metrics/AverageReturn", "Metrics/NumberOfEpisodes", "Losses/loss"} <= set(tags)
     assert [event.step for event in events.Tensors("Losses/loss")] == [0, 1, 2, 3]
+
+
+def test_what_a_kill_left_while_saving_is_swept_away_and_stops_nothing(tmp_path: Path) -> None:
+    for name in ("policy_80.unfinished-1234", "ckpt-163_temp", "policy_best_v2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_text("")
+    environment = NumberedEnvironment()
+    agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+    trainer.train(tmp_path, agent, environment, 2, 5)
+    found = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert found == {"log.zarr", "policy_best_v2", "policy_20", "policy_40"} - ({"policy_20"} - found)
+
+
+def test_a_checkpoint_always_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(loops: int) -> None:
+        environment = NumberedEnvironment()
+        agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+        trainer.train(tmp_path, agent, environment, loops, 5, resume_training_loops=True)
+
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping.Keeper, "_save_policy", stop)
+        with pytest.raises(Stop):
+            train(1)
+    train(1)
+    assert (tmp_path / "policy_20").is_dir()
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_training_interrupted_in_its_first_loop_goes_on_with_the_same_objects(last: int, tmp_path: Path) -> None:
+    environment = NumberedEnvironment()
+    agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+    regret = CumulativeRegretMetric(lambda observation: np.zeros(len(observation)))
+    calls, plain = 0, agent._train
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise KeyboardInterrupt
+        return plain(*arguments)
+
+    agent._train = interrupted  # type: ignore[method-assign]
+    arguments: Any = (tmp_path, agent, environment, 2, 5, 3, [regret])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(*arguments, save_policy=False, resume_training_loops=True)
+    trainer.train(*arguments, save_policy=False, resume_training_loops=True)
+    check_whole(tmp_path, agent, 2, 3)
+    assert regret.result() == pytest.approx(-log_of(tmp_path).reward.sum(dtype=np.float64), rel=1e-5)
+
+
+def test_a_loop_of_ones_own_that_drives_something_else_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, calls = NumberedEnvironment._apply_action, 0
+
+    def stopping(self: NumberedEnvironment, action: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 13:
+            raise Stop
+        return plain(self, action)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NumberedEnvironment, "_apply_action", stopping)
+        patch.setattr(keeping, "_PATIENCE", 10**9)
+        with pytest.raises(Stop):
+            train_counting(tmp_path, 3)
+    with pytest.raises(OptionError, match="must make a loop that runs the driver it is given"):
+        train_counting(tmp_path, 3, get_training_loop_fn=lambda *_: lambda **_: None)
+
+
+def test_steps_count_where_metrics_can_not_see_a_transformed_row(tmp_path: Path) -> None:
+    def train(seed: int, last: int) -> None:
+        environment = NumberedEnvironment(seed=seed)
+        plain, calls = environment._apply_action, 0
+
+        def stopping(action: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                raise Stop
+            return plain(action)
+
+        environment._apply_action = stopping  # type: ignore[method-assign]
+        agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+        trainer.train(
+            tmp_path,
+            agent,
+            environment,
+            2,
+            5,
+            training_data_spec_transformation_fn=lambda row: row._replace(policy_info=()),
+            save_policy=False,
+            resume_training_loops=True,
+        )
+
+    with pytest.raises(Stop):
+        train(1, 4)
+    for path in tmp_path.glob("ckpt-0*"):
+        path.unlink()
+    (tmp_path / "checkpoint").unlink()
+    train(2, 0)
+    assert log_of(tmp_path).reward.shape == (LANES, 10)
+    train(3, 0)  # refused if steps were missing
+
+
+def test_what_trainings_are_given_is_taken_as_it_is_or_refused(tmp_path: Path) -> None:
+    metric = CumulativeRegretMetric(lambda observation: np.ones(len(observation)))
+    train_counting(tmp_path / "generator", 1, additional_metrics=(one for one in [metric]))
+    assert metric.result() != 0
+    for name, value, message in (
+        ("save_policy", "x", "save_policy must be"),
+        ("additional_metrics", 5, "additional_metrics must be a list, got 5"),
+        ("get_training_loop_fn", 5, "get_training_loop_fn must be None or a function, got 5"),
+        ("get_replay_buffer_fn", lambda *_: None, "get_replay_buffer_fn must return a replay buffer, got None"),
+    ):
+        environment = NumberedEnvironment()
+        agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+        with pytest.raises(OptionError, match=message):
+            trainer.train(tmp_path / name, agent, environment, 1, 5, **{name: value})
+
+
+def test_an_agent_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
+    class Plain:
+        def __init__(self, agent: CountingAgent) -> None:
+            self.policy = self.collect_policy = agent.policy
+            self.train = agent.train
+
+    environment = NumberedEnvironment()
+    agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+    with pytest.raises(OptionError, match=r"agent must be a tf\.Module, which a checkpoint can hold, got Plain"):
+        trainer.train(tmp_path, Plain(agent), environment, 1, 5)
+
+
+def test_what_changes_in_an_environment_and_is_no_array_is_refused(tmp_path: Path) -> None:
+    class Other(NumberedEnvironment):
+        _changing = ("count", "extra")
+        extra = {"a": 1}  # noqa: RUF012  what the test is about
+
+    environment = Other()
+    agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+    with pytest.raises(OptionError, match="attribute 'extra' in _changing must be an array of numbers"):
+        trainer.train(tmp_path, agent, environment, 1, 5)
+
+
+def test_contexts_of_an_environment_that_reuses_one_array_are_logged_as_they_were(tmp_path: Path) -> None:
+    class Reusing(NumberedEnvironment):
+        kept = np.zeros((LANES, 2), np.float32)
+
+        def _observe(self) -> Any:
+            self.kept[:] = super()._observe()
+            return self.kept
+
+    environment = Reusing()
+    agent = CountingAgent(environment.time_step_spec(), environment.action_spec())
+    trainer.train(tmp_path, agent, environment, 1, 5, save_policy=False)
+    assert log_of(tmp_path).observation[0, :, 0].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_a_neural_agent_can_be_trained_again_in_the_same_process(tmp_path: Path) -> None:
+    import keras
+
+    from diskbuf.bandits.agents import NeuralEpsilonGreedyAgent
+    from diskbuf.networks import QNetwork
+
+    environment = NumberedEnvironment()
+    specs = environment.time_step_spec(), environment.action_spec()
+    network = QNetwork(specs[0].observation, specs[1], fc_layer_params=(4,), seed=0)
+    agent = NeuralEpsilonGreedyAgent(*specs, network, keras.optimizers.Adam(1e-3), epsilon=0.1, seed=0)
+    for _ in range(2):
+        trainer.train(tmp_path / "online", agent, environment, 1, 5, save_policy=False)
+    trainer.train_offline(tmp_path / "offline", agent, tmp_path / "online" / "log.zarr", save_policy=False)
+    assert agent.train(log_of(tmp_path / "online")).loss > 0
+    rows = log_of(tmp_path / "online")
+    rows.observation[1, 2, 0] = np.nan
+    before = [weight.numpy() for weight in network.weights]
+    with pytest.raises(SpecError, match=r"leaf 'observation' must be finite, got nan at \[1, 2, 0\]"):
+        agent.train(rows)
+    assert all(np.array_equal(weight.numpy(), old) for weight, old in zip(network.weights, before, strict=True))
+
+
+def test_agents_that_learn_from_one_number_refuse_another_reward_before_anything_is_collected() -> None:
+    from diskbuf.specs import ArraySpec
+
+    environment = NumberedEnvironment()
+    spec = environment.time_step_spec()._replace(reward={"reward": ArraySpec((), np.float32)})
+    with pytest.raises(SpecError, match="leaf 'reward' of the time_step_spec must be one float32"):
+        CountingAgent(spec, environment.action_spec())

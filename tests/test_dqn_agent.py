@@ -759,3 +759,32 @@ def some_experience(rng: np.random.Generator, n: int) -> Trajectory:
         windows.append(rows)
     observation = rng.normal(size=(64, n + 1, STATES)).astype(np.float32)
     return experience(*windows)._replace(observation=observation)
+
+
+def test_a_nan_in_an_observation_trains_nothing_even_where_the_loss_is_finite() -> None:
+    observation_spec, action_spec = ArraySpec((4,), np.float32), BoundedArraySpec((), np.int64, 0, 1)
+    network = QNetwork(observation_spec, action_spec, fc_layer_params=(8,), seed=0)
+    agent = DqnAgent(time_step_spec(observation_spec), action_spec, network, keras.optimizers.Adam(1e-3))
+    observation = np.random.default_rng(0).normal(size=(8, 2, 4)).astype(np.float32)
+    mid, ones = np.ones((8, 2), np.int32), np.ones((8, 2), np.float32)
+    rows = Trajectory(mid, observation, np.zeros((8, 2), np.int64), (), mid, ones, ones)
+    agent.train(rows)
+    before = [weight.numpy() for weight in network.weights]
+    observation[3, 0, 1] = np.nan
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be finite"):
+        agent.train(rows)
+    assert all(np.array_equal(weight.numpy(), old) for weight, old in zip(network.weights, before, strict=True))
+    assert int(agent.train_step_counter) == 1
+
+
+@pytest.mark.parametrize("action", [-1, 2])
+def test_an_action_outside_its_spec_is_refused_and_trains_nothing(action: int) -> None:
+    observation_spec, action_spec = ArraySpec((4,), np.float32), BoundedArraySpec((), np.int64, 0, 1)
+    network = QNetwork(observation_spec, action_spec, fc_layer_params=(8,), seed=0)
+    agent = DqnAgent(time_step_spec(observation_spec), action_spec, network, keras.optimizers.Adam(1e-3))
+    mid, ones = np.ones((8, 2), np.int32), np.ones((8, 2), np.float32)
+    actions = np.zeros((8, 2), np.int64)
+    actions[5, 0] = action
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"actions must lie within \[0, 1\], got others"):
+        agent.train(Trajectory(mid, np.ones((8, 2, 4), np.float32), actions, (), mid, ones, ones))
+    assert int(agent.train_step_counter) == 0

@@ -298,7 +298,7 @@ class DqnAgent(LateModule):
         # From here on there is no time axis: [B, num_actions] or [B].
         next_values = self._next_values(next_observation)
         targets = tf.stop_gradient(self._reward_scale_factor * steps.reward + steps.discount * next_values)
-        index = tf.cast(rows.action[:, 0], tf.int64) - self._actions.minimum
+        index = self._checked_index(rows.action[:, 0], steps.is_valid)
         values = _value_of(self._q_network(observation, training=training), index)
         td_error = tf.where(steps.is_valid, targets - values, 0.0)
         td_loss = tf.where(steps.is_valid, self._td_errors_loss_fn(targets, values), 0.0)
@@ -310,6 +310,17 @@ class DqnAgent(LateModule):
             for name, tensor in {"values": values, "next_values": next_values}.items():
                 tf.summary.histogram(f"dqn/{name}", tensor, tf.cast(self._train_step_counter, tf.int64))
         return LossInfo(loss, DqnLossInfo(td_loss, td_error))
+
+    def _checked_index(self, action: "tf.Tensor", is_valid: "tf.Tensor") -> "tf.Tensor":
+        """[B] int64, actions from 0 on; 0 where there is no transition. One outside its spec ends the graph."""
+        import tensorflow as tf
+
+        low, count = self._actions.minimum, self._actions.num_actions
+        index = tf.where(is_valid, tf.cast(action, tf.int64) - low, 0)
+        message = f"actions must lie within [{low}, {low + count - 1}], got others. Train on rows of this spec:"
+        fits = tf.reduce_all((index >= 0) & (index < count))
+        with tf.control_dependencies([tf.debugging.Assert(fits, [message, action])]):
+            return tf.identity(index)
 
     def _next_values(self, observation: Any) -> "tf.Tensor":
         """[B] what the best action is worth, of which both the choice and the value are the target network's."""

@@ -27,7 +27,7 @@ def optimize(
 
     Args:
         tape: Recorded the loss.
-        loss: [] float32. If it isn't finite the graph ends in an error before anything changes.
+        loss: [] float32. If it or a gradient isn't finite the graph ends in an error before anything changes.
         variables: What is trained.
         optimizer: What trains it.
         gradient_clipping: Largest norm of each variable's gradient; None doesn't clip.
@@ -43,7 +43,13 @@ def optimize(
         gradients = [
             gradient if gradient is None else tf.clip_by_norm(gradient, gradient_clipping) for gradient in gradients
         ]
-    with tf.control_dependencies([tf.debugging.check_numerics(loss, "the loss must be finite")]):
+    # A loss can be finite where gradients aren't: relu(NaN) is 0 on some devices.
+    size = tf.linalg.global_norm([gradient for gradient in gradients if gradient is not None])
+    checks = [
+        tf.debugging.check_numerics(loss, "the loss must be finite"),
+        tf.debugging.check_numerics(size, "the loss's gradients must be finite; is an observation NaN?"),
+    ]
+    with tf.control_dependencies(checks):
         optimizer.apply(gradients, variables)
         step = train_step_counter.assign_add(1)
     return gradients, step

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from diskbuf.errors import OptionError
+from diskbuf.errors import OptionError, StoreCorruptError
 from diskbuf.policies import CompiledPolicy, saving
 
 _KEPT = 5  # checkpoints and policies
@@ -36,9 +36,16 @@ class Keeper:
         self._root = root
         self._agent = agent
         self._is_saving_policy = is_saving_policy
-        self._checkpoint = tf.train.Checkpoint(agent=agent, **parts)
+        try:
+            self._checkpoint = tf.train.Checkpoint(agent=agent, **parts)
+        except ValueError as error:
+            raise OptionError(
+                f"agent must be a tf.Module, which a checkpoint can hold, got {type(agent).__name__}: {error}"
+            ) from error
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(root), max_to_keep=_KEPT)
         self._again_after = 0.0
+        for left in (*root.glob("ckpt-*_temp"), *root.glob("policy_*.unfinished-*")):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
 
     @property
     def latest(self) -> str | None:
@@ -51,7 +58,10 @@ class Keeper:
 
         Raises:
             OptionError: If it is of another agent.
+            StoreCorruptError: If it can't be read.
         """
+        import tensorflow as tf
+
         if self.latest is None:
             return None
         try:
@@ -61,12 +71,23 @@ class Keeper:
                 f"agent and metrics must be made as those whose checkpoint is {self.latest}, but they don't fit: "
                 f"{error}. Make them so, or use another root_dir."
             ) from error
+        except (tf.errors.OpError, IndexError) as error:
+            raise StoreCorruptError(
+                f"checkpoint {self.latest} must be whole, but can't be read: {error}. Restore its files, or begin in "
+                "another root_dir.",
+                path=self.latest,
+            ) from error
         return int(self.latest.rpartition("-")[2])
 
     @property
     def is_due(self) -> bool:
         """Whether enough time has passed since it last saved, or it never did."""
         return time.monotonic() >= self._again_after
+
+    def save_start(self) -> None:
+        """Saves checkpoint 0, of before anything was done, unless there is a checkpoint."""
+        if self.latest is None:
+            self._manager.save(checkpoint_number=0)
 
     def save(self, number: int, *, policy_number: int) -> None:
         """Saves a checkpoint and the policy.
@@ -76,9 +97,9 @@ class Keeper:
             policy_number: Of the policy, `policy_NUMBER`.
         """
         started = time.monotonic()
-        self._manager.save(checkpoint_number=number)
-        if self._is_saving_policy:
+        if self._is_saving_policy:  # before the checkpoint, which says that this much is done
             self._save_policy(policy_number)
+        self._manager.save(checkpoint_number=number)
         ended = time.monotonic()
         self._again_after = ended + _PATIENCE * (ended - started)
 
@@ -86,6 +107,7 @@ class Keeper:
         path = self._root / f"policy_{number}"
         if not path.exists():  # else a run that was killed here has saved it
             saving.save_policy(self._agent.policy, path)
-        numbers = sorted(int(found.name.rpartition("_")[2]) for found in self._root.glob("policy_*[0-9]"))
+        names = (found.name.removeprefix("policy_") for found in self._root.glob("policy_*"))
+        numbers = sorted(int(name) for name in names if name.isdecimal())
         for old in numbers[:-_KEPT]:
             shutil.rmtree(self._root / f"policy_{old}", ignore_errors=True)

@@ -75,7 +75,7 @@ class LoggedDriver(DynamicStepDriver):
         log: Where rows are, or None for a buffer that only the observer `add` knows.
         add: Takes each new row into the buffer.
         transform: What `add` makes of a row before the buffer gets it; None for nothing.
-        metrics: What sees each row.
+        metrics: What sees each row; the first of them counts steps, also of rows that the others can't be shown.
         steps: Rows of a run.
     """
 
@@ -150,6 +150,7 @@ class LoggedDriver(DynamicStepDriver):
             _LOGGER.warning(
                 "The metrics miss a row of the log: it was transformed, and the environment doesn't repeat it."
             )
+            self._metrics[0](logged)
             return
         for metric in self._metrics:
             metric(logged if played is None else played)

@@ -21,7 +21,7 @@ class OfflineBatches:
         num_epochs: Passes.
         shuffle: Whether each pass has an order of its own, drawn from the seed; otherwise it is that of the log.
         seed: Of the orders.
-        invalid: "reject" or "drop", what becomes of rows whose reward isn't finite.
+        invalid: "reject" or "drop", what becomes of rows whose reward or context isn't finite.
 
     Raises:
         OptionError: If an argument is outside its rule, or the log is empty.
@@ -54,7 +54,7 @@ class OfflineBatches:
         """Returns a batch, leaves [1, N, *shape], or None if all its rows are left out.
 
         Raises:
-            SpecError: If a reward isn't finite and such rows are to be refused.
+            SpecError: If a reward or context isn't finite and such rows are to be refused.
         """
         epoch, place = divmod(number, self.per_epoch)
         rows = np.arange(place * self._batch_size, min((place + 1) * self._batch_size, self._log.num_rows))
@@ -62,18 +62,21 @@ class OfflineBatches:
             rows = plan.permuted(rows, self._log.num_rows, seed=plan.derive_seed(self._seed, epoch))
         ids, lanes = self._log.first_id + rows // self._lanes, rows % self._lanes
         batch: Trajectory = self._log.buffer.read(ids[None], lanes[None])
-        fits = np.isfinite(batch.reward[0])
-        is_step = np.asarray(batch.step_type[0] != StepType.LAST)
-        wrong = is_step & ~fits
-        if wrong.any() and self._invalid == "reject":
-            at = int(wrong.argmax())
-            raise SpecError(
-                f"leaf 'reward' must be finite, got {batch.reward[0, at]} in row {ids[at]} of lane {lanes[at]}. "
-                "Leave such rows out with invalid='drop'.",
-                path="reward",
-            )
-        kept = is_step & fits
+        kept = np.asarray(batch.step_type[0] != StepType.LAST)
+        structure = Structure(batch)
+        for path, leaf in zip(structure.paths, structure.flatten(batch), strict=True):
+            if path.partition("/")[0] not in ("reward", "observation") or leaf.dtype.kind != "f":
+                continue
+            fits = np.isfinite(leaf[0]).reshape(len(rows), -1).all(axis=1)
+            wrong = kept & ~fits
+            if wrong.any() and self._invalid == "reject":
+                at = int(wrong.argmax())
+                raise SpecError(
+                    f"leaf {path!r} must be finite, got {leaf[0, at]} in row {ids[at]} of lane {lanes[at]}. "
+                    "Leave such rows out with invalid='drop'.",
+                    path=path,
+                )
+            kept &= fits
         if kept.all():
             return batch
-        structure = Structure(batch)
         return structure.unflatten([leaf[:, kept] for leaf in structure.flatten(batch)]) if kept.any() else None

@@ -12,6 +12,7 @@ from diskbuf.bandits.environments.batched_bandit import BatchedBandit
 from diskbuf.bandits.log_reader import Log, LoggedRows, LogReader
 from diskbuf.errors import EndOfLogError, OptionError, SpecError
 from diskbuf.readers.requests import count, seed_of
+from diskbuf.replay_buffers.uniform import flag
 from diskbuf.trajectories import PolicyStep, StepType, TimeStep, Trajectory, from_transition, restart
 from diskbuf.tree import Structure
 
@@ -79,6 +80,7 @@ class ReplayEnvironment(BatchedBandit):
         if invalid not in ("reject", "drop"):
             raise OptionError(f"invalid must be 'reject' or 'drop', got {invalid!r}.")
         count("batch_size", batch_size)
+        is_uniform = is_uniform is not None and flag("is_uniform", is_uniform)
         self._rng = np.random.default_rng(seed_of(seed))
         self._log = LogReader(store, first_id=first_id, next_id=next_id)
         try:
@@ -180,7 +182,10 @@ class ReplayEnvironment(BatchedBandit):
         Raises:
             SpecError: If the action doesn't fit its spec; nothing was decided on.
             EndOfLogError: If no events are left.
+            OptionError: If `make_row` wasn't called after the step before.
         """
+        if self._decided is not None:
+            raise OptionError("make_row must be called after each step, as drivers do, got another step.")
         if self._current is None:
             return self.reset()
         rows, before = self._shown, self._current

@@ -17,7 +17,7 @@ from diskbuf.bandits.keeping import Keeper
 from diskbuf.bandits.log_reader import Log, LogReader
 from diskbuf.bandits.logged_driver import BanditLog, LoggedDriver
 from diskbuf.bandits.offline_batches import OfflineBatches
-from diskbuf.errors import OptionError, SpecError, StoreCorruptError
+from diskbuf.errors import EndOfLogError, OptionError, SpecError, StoreCorruptError
 from diskbuf.metrics import (
     AverageEpisodeLengthMetric,
     AverageReturnMetric,
@@ -28,7 +28,7 @@ from diskbuf.metrics import (
     export_metrics,
 )
 from diskbuf.readers.requests import count
-from diskbuf.replay_buffers.uniform import UniformReplayBuffer
+from diskbuf.replay_buffers.uniform import UniformReplayBuffer, flag
 from diskbuf.replay_buffers.uniform import open as open_buffer
 from diskbuf.specs import ArraySpec
 from diskbuf.trajectories import Trajectory
@@ -86,15 +86,16 @@ def train(
     `diskbuf.policies.load_policy`; summaries. Checkpoint and policy are saved after the first loop, at the end, and
     in between as often as that takes at most a tenth of the time.
 
-    Killed anywhere and called again, every row of the log is trained on once: the agent goes on from its checkpoint,
-    learns from the rows logged after it as if they had just been collected, batch for batch, completes a loop that was
-    cut off, and then starts to count `training_loops`. An agent and environment of diskbuf with seeds come to the very
-    same rows and weights as if nothing had happened.
+    Killed anywhere and called again, every row of the log is trained on once: the agent goes on from its checkpoint and
+    learns from the rows logged after it as if they had just been collected, batch for batch; a loop that was cut off is
+    completed, and is the first of those that this call counts. An agent and environment of diskbuf with seeds come to
+    the very same rows and weights as if nothing had happened.
 
     Args:
         root_dir: The folder; made, or gone on with.
-        agent: A `diskbuf.bandits.agents.BanditAgent`, or what has `collect_policy`, `policy` and `train`.
-        environment: A `diskbuf.bandits.environments.BanditEnvironment`.
+        agent: A `diskbuf.bandits.agents.BanditAgent`, or another `tf.Module` with `collect_policy`, `policy`, `train`.
+        environment: A `diskbuf.bandits.environments.BanditEnvironment`, or a `ReplayEnvironment`; where that comes to
+            the end of its log, the last batches are what is left, and the training ends.
         training_loops: Loops to do.
         steps_per_loop: Rows of a run of the driver; each is a step in every lane.
         async_steps_per_loop: Runs of the driver in a loop, and train steps; None is 1.
@@ -102,7 +103,9 @@ def train(
         get_replay_buffer_fn: From (data_spec, batch_size, steps_per_loop, async_steps_per_loop) to the buffer; None is
             `DiskLog(root_dir=root_dir)`. With a buffer of your own a checkpoint is saved after every loop.
         get_training_loop_fn: From (driver, replay_buffer, agent, steps_per_loop, async_steps_per_loop) to a function of
-            `train_step`, the number of the loop, and `metrics`, that does one loop; None is `get_training_loop`.
+            `train_step`, the number of the loop, and `metrics`, that does one loop; None is `get_training_loop`. One of
+            your own must run that driver. After a kill, rows that were logged are shown to it again, and no window of
+            `as_dataset` spans two writers: `driver.log.read(driver.position, count)`, before it runs, has them all.
         training_data_spec_transformation_fn: Applied to the spec of a row, and to each row [B] before it is added.
         save_policy: Whether to save policies.
         resume_training_loops: Whether training_loops counts from the very first start, so that a call that is
@@ -114,8 +117,18 @@ def train(
         SpecError: If a reward or context doesn't fit its spec or isn't finite; that row isn't in the log.
         StoreError: If the log can't be gone on with, or lacks rows that the checkpoint has seen.
     """
-    import tensorflow as tf
-
+    additional_metrics = _listed("additional_metrics", additional_metrics)
+    save_policy, resume_training_loops = (
+        flag("save_policy", save_policy),
+        flag("resume_training_loops", resume_training_loops),
+    )
+    for name, function in (
+        ("get_replay_buffer_fn", get_replay_buffer_fn),
+        ("get_training_loop_fn", get_training_loop_fn),
+        ("training_data_spec_transformation_fn", training_data_spec_transformation_fn),
+    ):
+        if function is not None and not callable(function):
+            raise OptionError(f"{name} must be None or a function, got {function!r}.")
     steps = count("steps_per_loop", steps_per_loop)
     runs = 1 if async_steps_per_loop is None else count("async_steps_per_loop", async_steps_per_loop)
     loops = count("training_loops", training_loops)
@@ -162,15 +175,19 @@ def train(
                 f"{int(step_metric.result())} steps. Use the settings of the training in {root}, or "
                 "resume_training_loops=False."
             )
-        writer = stack.enter_context(contextlib.closing(tf.summary.create_file_writer(str(root))))
-        with writer.as_default():
-            while driver.num_waiting >= steps * runs:  # logged by one that was killed
+        with _summaries(root, agent):
+            while (waiting := driver.num_waiting) >= steps * runs:  # logged by one that was killed
                 training_loop(train_step=done, metrics=metrics)
+                if driver.num_waiting >= waiting:
+                    raise OptionError(
+                        "get_training_loop_fn must make a loop that runs the driver it is given, got another."
+                    )
                 done += 1
                 saver.after_loop(is_sparse=is_sparse)
-            for loop in range(done if resume_training_loops else 0, loops):
-                training_loop(train_step=loop, metrics=metrics)
-                saver.after_loop(is_sparse=is_sparse)
+            with contextlib.suppress(EndOfLogError):  # of a log that is replayed
+                for loop in range(done if resume_training_loops else 0, loops):
+                    training_loop(train_step=loop, metrics=metrics)
+                    saver.after_loop(is_sparse=is_sparse)
             saver.save()
         if get_training_loop_fn is None:
             _clear_trained(driver, replay_buffer)
@@ -203,7 +220,7 @@ def train_offline(
 
     Args:
         root_dir: The folder; made, or gone on with.
-        agent: A `diskbuf.bandits.agents.BanditAgent`, or what has `policy` and `train`.
+        agent: A `diskbuf.bandits.agents.BanditAgent`, or another `tf.Module` with `policy` and `train`.
         store: A buffer, or the path of a store, which is read with its history: `log.zarr` of `train`, or an import.
         num_epochs: Passes over the rows.
         batch_size: Rows of a train step, [1, batch_size]; the last of a pass may have fewer.
@@ -211,8 +228,9 @@ def train_offline(
         shuffle: Whether each pass has an order of its own; otherwise rows come as they were logged.
         seed: Of the orders.
         first_id: First step id to train on; None is the oldest there is.
-        next_id: Where to stop, exclusive; None is after the newest there is now.
-        invalid: What becomes of rows whose reward isn't finite: an error, or left out.
+        next_id: Where to stop, exclusive; None is after the newest there is now. Give it to go on with a training whose
+            log has grown.
+        invalid: What becomes of rows whose reward or context isn't finite: an error, or left out.
         save_policy: Whether to save policies.
 
     Returns:
@@ -221,13 +239,19 @@ def train_offline(
     Raises:
         OptionError: If an argument is outside its rule, or the folder holds a training of other settings or of another
             agent; nothing was trained.
-        SpecError: If rows don't fit the agent, or a reward isn't finite.
+        SpecError: If rows don't fit the agent, or a reward or context isn't finite.
         WindowError: If the range isn't in the log.
         StoreError: If there is no store at the path, or it can't be opened.
     """
-    import tensorflow as tf
-
     steps = 1 if async_steps_per_loop is None else count("async_steps_per_loop", async_steps_per_loop)
+    shuffle, save_policy, seed = (
+        flag("shuffle", shuffle),
+        flag("save_policy", save_policy),
+        count("seed", seed, least=0),
+    )
+    for name in ("policy", "train"):
+        if not hasattr(agent, name):
+            raise OptionError(f"agent must have {name}, got {agent!r}. Make one of diskbuf.bandits.agents.")
     root = Path(root_dir)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(LogReader(store, first_id=first_id, next_id=next_id))
@@ -237,9 +261,10 @@ def train_offline(
         root.mkdir(parents=True, exist_ok=True)
         settings = {
             "agent": type(agent).__name__,
-            "range": [log.first_id, log.next_id],
-            "batch_size": batch_size,
-            "shuffle": bool(shuffle),
+            "first_id": log.first_id,
+            "next_id": log.next_id,
+            "batch_size": count("batch_size", batch_size),
+            "shuffle": shuffle,
             "seed": seed,
         }
         kept_settings.keep(root / _SETTINGS, settings)
@@ -253,8 +278,7 @@ def train_offline(
         keeper = Keeper(root, agent, {"trainer": trained}, is_saving_policy=save_policy)
         saved = keeper.restore()
         loss = float("nan")
-        writer = stack.enter_context(contextlib.closing(tf.summary.create_file_writer(str(root))))
-        with writer.as_default():
+        with _summaries(root, agent):
             while done < len(batches):
                 for number in range(done, min(done + steps, len(batches))):
                     experience = batches[number]
@@ -317,13 +341,18 @@ def get_training_loop(
         _clear_trained(driver, replay_buffer)  # not at the end: before it is, a checkpoint must have seen the rows
         first = driver.position
         step = train_step * async_steps_per_loop
-        for number in range(async_steps_per_loop):
-            driver.run()
-            _export(step + number, metrics)
-        for number, experience in enumerate(
-            _batches(driver, replay_buffer, first, steps_per_loop, async_steps_per_loop)
-        ):
+        end = None
+        try:
+            for number in range(async_steps_per_loop):
+                driver.run()
+                _export(step + number, metrics)
+        except EndOfLogError as error:  # a log that is replayed
+            end = error
+        rows = driver.position - first
+        for number, experience in enumerate(_batches(driver, replay_buffer, first, rows=rows, steps=steps_per_loop)):
             _export(step + number, (), agent.train(experience))
+        if end is not None:
+            raise end
 
     return training_loop
 
@@ -334,18 +363,33 @@ def _clear_trained(driver: LoggedDriver, replay_buffer: Any) -> None:
         replay_buffer.clear()
 
 
-def _batches(driver: LoggedDriver, replay_buffer: Any, first: int, steps: int, runs: int) -> Iterator[Any]:
-    """Yields `runs` batches [B, steps], in the order in which they were collected."""
+def _batches(driver: LoggedDriver, replay_buffer: Any, first: int, *, rows: int, steps: int) -> Iterator[Any]:
+    """Yields batches [B, steps] of what was collected, in order; the last has fewer where a log ended."""
     if driver.log is not None:
         # By number, which a deterministic pass is too, but for a loop that was cut off: no window spans two writers.
-        for number in range(runs):
-            yield driver.log.read(first + number * steps, steps)
+        for start in range(0, rows, steps):
+            yield driver.log.read(first + start, min(steps, rows - start))
         return
     dataset = replay_buffer.as_dataset(
         sample_batch_size=driver.env.batch_size, num_steps=steps, single_deterministic_pass=True
     )
-    for experience, _ in dataset.take(runs):
+    for experience, _ in dataset.take(-(-rows // steps)):
         yield experience
+
+
+@contextlib.contextmanager
+def _summaries(root: Path, agent: Any) -> Iterator[None]:
+    """Makes a summary writer in the folder the default one."""
+    import tensorflow as tf
+
+    def retrace() -> None:
+        if hasattr(agent, "retrace"):
+            agent.retrace()
+
+    retrace()
+    with contextlib.closing(tf.summary.create_file_writer(str(root))) as writer, writer.as_default():
+        yield
+    retrace()  # what it has compiled writes to this writer, which is closed
 
 
 def _export(step: int, metrics: Sequence[Metric], loss_info: Any = None) -> None:
@@ -385,6 +429,9 @@ class _Saver:
     def restore(self) -> None:
         """Brings back the last checkpoint, and sets the driver to the row that comes next."""
         log = self._driver.log
+        if log is not None:
+            self._driver.go_on_from(log.first, is_followed=False)
+        self._keeper.save_start()  # what is stopped before the first loop's starts from this one, and not from its rest
         number = self._keeper.restore()
         if number is not None:
             self._loops = number
@@ -454,6 +501,8 @@ def _buffer_and_log(
 ) -> tuple[Any, BanditLog | None]:
     """Returns the buffer and its rows by number, which need a buffer of diskbuf."""
     replay_buffer = make(*arguments)
+    if not hasattr(replay_buffer, "add_batch"):
+        raise OptionError(f"get_replay_buffer_fn must return a replay buffer, got {replay_buffer!r}.")
     plain = getattr(replay_buffer, "buffer", replay_buffer)
     if not isinstance(plain, UniformReplayBuffer):
         return replay_buffer, None
@@ -495,6 +544,13 @@ def _check_reward(name: str, reward: npt.NDArray[Any], spec: ArraySpec) -> None:
             "mend the environment.",
             path=name,
         )
+
+
+def _listed(name: str, values: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(values)
+    except TypeError as error:
+        raise OptionError(f"{name} must be a list, got {values!r}.") from error
 
 
 def _check_parts(agent: Any, environment: Any, additional: Sequence[Metric]) -> None:

@@ -78,7 +78,11 @@ def _state_class() -> type[Any]:
         def serialize(self) -> bytes:
             """Returns the arrays in NumPy's NPZ format; TensorFlow calls this."""
             file = io.BytesIO()
-            np.savez(file, **self._save())  # type: ignore[arg-type]  # mypy takes them for allow_pickle
+            arrays = self._save()
+            for name, array in arrays.items():
+                if np.asarray(array).dtype.hasobject:
+                    raise SpecError(f"{name} must be an array of numbers for a checkpoint to hold it, got {array!r}.")
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # mypy takes them for allow_pickle
             return file.getvalue()
 
         def deserialize(self, string_value: bytes) -> None:

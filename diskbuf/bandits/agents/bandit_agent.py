@@ -31,6 +31,13 @@ class BanditAgent(LateModule, abc.ABC):
     def _begin(self, policy: BanditPolicy) -> None:
         """Takes the policy; called by a subclass when it is made, after `_begin_module`."""
         rows = policy.trajectory_spec
+        reward = rows.reward
+        if getattr(reward, "shape", None) != () or reward.dtype != np.float32:
+            raise SpecError(
+                f"leaf 'reward' of the time_step_spec must be one float32, got {describe(reward)}. Bandit agents learn "
+                "from one number.",
+                path="reward",
+            )
         # A tf.Module would wrap the nests of its attributes in classes of its own.
         self._policy_fn: Callable[[], BanditPolicy] = lambda: policy
         self._rows_fn: Callable[[], Trajectory] = lambda: rows
@@ -70,6 +77,9 @@ class BanditAgent(LateModule, abc.ABC):
     def num_actions(self) -> int:
         """K, the number of arms."""
         return self._actions.num_actions
+
+    def retrace(self) -> None:
+        """Forgets compiled steps, which write summaries to the writer that was the default when they were compiled."""
 
     def train(self, experience: Any, weights: Any = None) -> LossInfo:
         """Learns from a batch of rows.
@@ -138,21 +148,16 @@ class BanditAgent(LateModule, abc.ABC):
         if action.dtype.kind not in "iu":
             raise SpecError(f"leaf 'action' must be integers, got {action.dtype}.", path="action")
         for path, leaf, leaf_spec in zip(structure.paths, leaves, structure.flatten(spec.observation), strict=True):
-            _check_leaf(
-                f"observation/{path}" if path else "observation", leaf, (*lead, *leaf_spec.shape), leaf_spec.dtype
-            )
+            name = f"observation/{path}" if path else "observation"
+            _check_leaf(name, leaf, (*lead, *leaf_spec.shape), leaf_spec.dtype)
+            _check_finite(name, leaf)
         _check_leaf("reward", reward, lead, np.dtype(np.float32))
         index = action.reshape(-1).astype(np.int64) - self._actions.minimum
         if index.min() < 0 or index.max() >= self.num_actions:
             low, high = self._actions.minimum, self._actions.minimum + self.num_actions - 1
             wrong = index[(index < 0) | (index >= self.num_actions)][0] + low
             raise SpecError(f"leaf 'action' must lie within [{low}, {high}], got {wrong}.", path="action")
-        if not np.isfinite(reward).all():
-            where = tuple(int(i) for i in np.argwhere(~np.isfinite(reward))[0])
-            raise SpecError(
-                f"leaf 'reward' must be finite, got {reward[where]} at {list(where)}. Leave such rows out.",
-                path="reward",
-            )
+        _check_finite("reward", reward)
         flat = structure.unflatten([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])
         return flat, index, reward.reshape(-1), _flat_weights(weights, lead), _propensity_of(experience, lead)
 
@@ -163,6 +168,14 @@ def _check_leaf(name: str, leaf: npt.NDArray[Any], shape: tuple[int, ...], dtype
             f"leaf {name!r} must be {dtype} {list(shape)}, got {leaf.dtype} {list(leaf.shape)}. "
             "Train on rows of the agent's training_data_spec.",
             path=name,
+        )
+
+
+def _check_finite(name: str, leaf: npt.NDArray[Any]) -> None:
+    if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(leaf))[0])
+        raise SpecError(
+            f"leaf {name!r} must be finite, got {leaf[where]} at {list(where)}. Leave such rows out.", path=name
         )
 
 

@@ -67,6 +67,11 @@ class MixtureAgent(ArrayAgent):
         )
         self._begin_arrays(self._mixture, arrays)
 
+    def retrace(self) -> None:
+        """Has the agents forget their compiled steps."""
+        for agent in self._agents:
+            agent.retrace()
+
     @property
     def agents(self) -> tuple[BanditAgent, ...]:
         """The agents that are mixed."""

@@ -115,6 +115,10 @@ class RewardPredictionAgent(BanditAgent):
         self._drawing = saved_generator(policy.rng)
         self._compiled = _Compiled(self, policy)
 
+    def retrace(self) -> None:
+        """Forgets compiled steps, which write summaries to the writer that was the default when they were compiled."""
+        self._compiled.forget()
+
     def _networks(self) -> "dict[str, keras.Model]":
         """The networks that are trained, by the names of arguments."""
         raise NotImplementedError
@@ -455,6 +459,11 @@ class _Compiled:
         self._agent = agent
         self._structure = Structure(policy.context_spec)
         self._specs = self._structure.flatten(policy.context_spec)
+
+    def forget(self) -> None:
+        """Traces anew when a step is taken next."""
+        self.__dict__.pop("_train", None)
+        self.__dict__.pop("_loss", None)
 
     def train(self, context: Any, index: Any, reward: Any, weights: Any) -> LossInfo:
         """Takes a training step on N rows."""

@@ -103,7 +103,7 @@ class BanditEnvironment(BatchedBandit):
 
     @abc.abstractmethod
     def _observe(self) -> Any:
-        """Draws and returns contexts, nest of [B, *shape] arrays that nothing writes to again."""
+        """Draws and returns contexts, nest of [B, *shape] arrays."""
 
     @abc.abstractmethod
     def _apply_action(self, action: npt.NDArray[Any]) -> Any:
@@ -140,7 +140,12 @@ class BanditEnvironment(BatchedBandit):
         generator = json.dumps(self._rng.bit_generator.state).encode()
         state = {"generator": np.frombuffer(generator, np.uint8).copy()}
         for name in self._changing:
-            state[f"changing/{name}"] = np.array(getattr(self, name))
+            value = np.array(getattr(self, name))
+            if value.dtype.kind not in "biufc":
+                raise OptionError(
+                    f"attribute {name!r} in _changing must be an array of numbers, got {describe(getattr(self, name))}."
+                )
+            state[f"changing/{name}"] = value
         if self._current is not None:
             leaves = Structure(self._current).flatten(self._current)
             state.update({f"time_step/{number}": np.array(leaf) for number, leaf in enumerate(leaves)})
@@ -174,7 +179,11 @@ class BanditEnvironment(BatchedBandit):
         self._rng.bit_generator.state = json.loads(state["generator"].tobytes())
 
     def _checked_observation(self) -> Any:
-        return self._checked("observation", self._observe(), self._observations, self._observation_rules)
+        # Copied: an environment may write to the same array again, and a driver keeps what it was shown.
+        observation = self._checked("observation", self._observe(), self._observations, self._observation_rules)
+        if type(observation) is np.ndarray:
+            return observation.copy()
+        return self._observations.unflatten([leaf.copy() for leaf in self._observations.flatten(observation)])
 
     def _checked_reward(self, reward: Any) -> Any:
         return self._checked("reward", reward, self._rewards, self._reward_rules)

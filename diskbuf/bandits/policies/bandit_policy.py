@@ -122,7 +122,12 @@ class BanditPolicy(Policy):
             import tensorflow as tf
 
             context, mask = (time_step.observation, None) if splitter is None else splitter(time_step.observation)
-            chances = probabilities(context, mask)  # [B, K]
+            checks = []
+            if mask is not None:
+                allowed = tf.reduce_all(tf.reduce_any(tf.cast(mask, tf.bool), axis=1))
+                checks = [tf.debugging.Assert(allowed, ["the mask must allow at least one arm in each lane"])]
+            with tf.control_dependencies(checks):
+                chances = tf.identity(probabilities(context, mask))  # [B, K]
             index = tf.random.categorical(tf.math.log(chances), 1, dtype=tf.int64)[:, 0]
             propensity = tf.cast(tf.gather(chances, index, batch_dims=1), tf.float32)
             return PolicyStep(tf.cast(index + actions.minimum, actions.dtype), policy_state, {"propensity": propensity})
