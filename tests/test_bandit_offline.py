@@ -124,6 +124,18 @@ def test_a_training_that_stops_anywhere_goes_on_to_the_same_end(
     assert trainer.train_offline(tmp_path / "whole", agent_for_counting(), log, **arguments).train_steps == 16
 
 
+def test_a_training_interrupted_before_it_first_saves_starts_again_with_the_same_agent(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_for_counting()
+    with monkeypatch.context() as patch:
+        patch.setattr(agent, "_train", lambda *_: agent.seen.fill(7) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train_offline(tmp_path, agent, log, save_policy=False)
+    trainer.train_offline(tmp_path, agent, log, save_policy=False)
+    assert agent.seen.sum() == 15 * LANES
+
+
 def test_losses_are_logged_and_the_policy_is_saved(log: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "diskbuf.metrics")
     trainer.train_offline(tmp_path, agent_for_counting(), log, batch_size=30)

@@ -276,6 +276,7 @@ def train_offline(
 
         trained = saved_arrays(lambda: {"batches": np.array(done)}, restore)
         keeper = Keeper(root, agent, {"trainer": trained}, is_saving_policy=save_policy)
+        keeper.save_start()  # what is stopped before it first saves starts from this one, and not from its rest
         saved = keeper.restore()
         loss = float("nan")
         with _summaries(root, agent):
