@@ -1,11 +1,44 @@
-"""Settings that a training writes down when it begins, and that must be the same when it is gone on with."""
+"""A training's folder: one process at a time, with settings that must be the same when it is gone on with."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diskbuf.errors import OptionError
+from diskbuf.errors import OptionError, StoreLockedError, StoreLockUnsupportedError
 from diskbuf.store import files
+from diskbuf.store.lock import WriterLock
+
+_LOCK = ".training.lock"
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Holds a training's folder against other processes, and makes it; where files can't be locked it does nothing.
+
+    Raises:
+        StoreLockedError: If another training, in this process or elsewhere, has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = None
+    try:
+        lock = WriterLock(folder / _LOCK, store=str(folder))
+    except StoreLockedError as error:
+        raise StoreLockedError(
+            f"{folder} must be one training's at a time, got process {error.pid} on host {error.host} training there. "
+            "Wait for it, or use another root_dir.",
+            path=str(folder),
+            pid=error.pid,
+            host=error.host,
+        ) from error
+    except StoreLockUnsupportedError:
+        pass
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def keep(path: Path, settings: dict[str, Any]) -> None:

@@ -11,10 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bandit_parts import CountingAgent, NumberedEnvironment
 
 import diskbuf
+from diskbuf import kept_settings
+from diskbuf.bandits import trainer as bandit_trainer
 from diskbuf.environments import suite_gym
+from diskbuf.errors import StoreLockedError
 from diskbuf.policies import RandomPolicy
+from diskbuf.training.run import Intervals, TrainingRun
 
 tf = pytest.importorskip("tensorflow")
 
@@ -379,3 +384,32 @@ def test_an_evaluation_counts_as_many_episodes_of_each_lane() -> None:
     assert returns.shape == (9,)
     assert returns.min() >= 8
     assert 10 < returns.mean() < 60
+
+
+def test_a_folder_is_one_trainings_at_a_time(tmp_path: Path) -> None:
+    environment = NumberedEnvironment()
+    bandit = CountingAgent(environment.time_step_spec(), environment.action_spec())
+    with (
+        kept_settings.one_at_a_time(tmp_path),
+        pytest.raises(
+            StoreLockedError, match=r"must be one training's at a time, got process \d+ on host .* Wait for it"
+        ),
+    ):
+        bandit_trainer.train(tmp_path, bandit, environment, 1, 1)
+    bandit_trainer.train(tmp_path, bandit, environment, 1, 1, save_policy=False)
+    with (
+        kept_settings.one_at_a_time(tmp_path / "run"),
+        pytest.raises(StoreLockedError, match="must be one training's at a time"),
+    ):
+        TrainingRun(
+            tmp_path / "run",
+            bandit,
+            metrics=(),
+            settings={},
+            intervals=Intervals(checkpoint=None, summary=None, evaluation=None),
+            before_checkpoint=lambda: None,
+            evaluation=None,
+            train_steps_per_call=1,
+            last_step=1,
+            progress=False,
+        )

@@ -115,6 +115,7 @@ def train(
         OptionError: If an argument is outside its rule, lanes don't match, the folder is another agent's, or a step
             count doesn't divide; nothing was collected.
         SpecError: If a reward or context doesn't fit its spec or isn't finite; that row isn't in the log.
+        StoreLockedError: If another process trains in the folder.
         StoreError: If the log can't be gone on with, or lacks rows that the checkpoint has seen.
     """
     additional_metrics = _listed("additional_metrics", additional_metrics)
@@ -137,13 +138,11 @@ def train(
     data_spec = agent.collect_policy.trajectory_spec
     if training_data_spec_transformation_fn is not None:
         data_spec = training_data_spec_transformation_fn(data_spec)
-    root.mkdir(parents=True, exist_ok=True)
     whose = {
         "agent": type(agent).__name__,
         "batch_size": environment.batch_size,
         "specs": specs.to_json(agent.collect_policy.trajectory_spec),
     }
-    kept_settings.keep(root / _SETTINGS, whose)
 
     make = DiskLog(root_dir=root) if get_replay_buffer_fn is None else get_replay_buffer_fn
     # What history holds can be learnt from again after a kill, so a checkpoint of it may wait.
@@ -151,6 +150,8 @@ def train(
     step_metric = EnvironmentSteps()
     metrics = [*_usual_metrics(environment, additional_metrics)]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(kept_settings.one_at_a_time(root))
+        kept_settings.keep(root / _SETTINGS, whose)
         replay_buffer, log = _buffer_and_log(stack, make, (data_spec, environment.batch_size, steps, runs))
         _check_lanes(replay_buffer, environment)
         driver = LoggedDriver(
@@ -241,6 +242,7 @@ def train_offline(
             agent; nothing was trained.
         SpecError: If rows don't fit the agent, or a reward or context isn't finite.
         WindowError: If the range isn't in the log.
+        StoreLockedError: If another process trains in the folder.
         StoreError: If there is no store at the path, or it can't be opened.
     """
     steps = 1 if async_steps_per_loop is None else count("async_steps_per_loop", async_steps_per_loop)
@@ -258,7 +260,7 @@ def train_offline(
         batches = OfflineBatches(
             log, batch_size=batch_size, num_epochs=num_epochs, shuffle=shuffle, seed=seed, invalid=invalid
         )
-        root.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(kept_settings.one_at_a_time(root))
         settings = {
             "agent": type(agent).__name__,
             "first_id": log.first_id,

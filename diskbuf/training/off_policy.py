@@ -77,6 +77,7 @@ def train_off_policy(
     Raises:
         OptionError: When an argument is outside its rule, or the folder holds a training of other settings or of
             another agent.
+        StoreLockedError: If another process trains in the folder.
         SpecError: When the rows that are collected don't fit the buffer.
         WindowError: When the buffer can't hold a sequence.
         OSError: When something can't be written.

@@ -56,6 +56,7 @@ def train_offline(
         OptionError: When an argument is outside its rule, or the folder holds a training of other settings or of
             another agent.
         StoreNotFoundError: When there is no store at the path.
+        StoreLockedError: If another process trains in the folder.
         SpecError: When the rows aren't what the agent trains on.
         WindowError: When no sequence of that length is in the store.
     """

@@ -108,25 +108,27 @@ class TrainingRun:
         self._take_steps = compiled_train_steps(agent)
         self._before_checkpoint = before_checkpoint
         self._evaluation = evaluation
-        self.folder.mkdir(parents=True, exist_ok=True)
-        kept_settings.keep(self.folder / _SETTINGS, settings)
-        watched = {f"metric_{number}": metric for number, metric in enumerate(self.metrics)}
-        checkpoint = tf.train.Checkpoint(agent=agent, **watched)
-        self._manager = tf.train.CheckpointManager(checkpoint, str(self.folder / "checkpoints"), max_to_keep=_KEPT)
-        try:
-            self._manager.restore_or_initialize()
-        except ValueError as error:
-            raise OptionError(
-                f"agent must be made as the one whose checkpoint is {self._manager.latest_checkpoint}, "
-                f"but its variables don't fit: {error}. Make it so, or use another root_dir."
-            ) from error
-        self._saved_at = self.train_step if self._manager.latest_checkpoint else None
-        self._closing = contextlib.ExitStack()
-        self._history = History(self.folder / _HISTORY, train_step=self.train_step)
-        self._closing.callback(self._history.close)
-        self._train_writer = self._writer("train")
-        self._eval_writer = self._writer("eval") if evaluation is not None else None
-        self._bar = self._closing.enter_context(_bar(self.train_step, last_step)) if progress else None
+        with contextlib.ExitStack() as closing:
+            closing.enter_context(kept_settings.one_at_a_time(self.folder))
+            self._closing = closing
+            kept_settings.keep(self.folder / _SETTINGS, settings)
+            watched = {f"metric_{number}": metric for number, metric in enumerate(self.metrics)}
+            checkpoint = tf.train.Checkpoint(agent=agent, **watched)
+            self._manager = tf.train.CheckpointManager(checkpoint, str(self.folder / "checkpoints"), max_to_keep=_KEPT)
+            try:
+                self._manager.restore_or_initialize()
+            except ValueError as error:
+                raise OptionError(
+                    f"agent must be made as the one whose checkpoint is {self._manager.latest_checkpoint}, "
+                    f"but its variables don't fit: {error}. Make it so, or use another root_dir."
+                ) from error
+            self._saved_at = self.train_step if self._manager.latest_checkpoint else None
+            self._history = History(self.folder / _HISTORY, train_step=self.train_step)
+            self._closing.callback(self._history.close)
+            self._train_writer = self._writer("train")
+            self._eval_writer = self._writer("eval") if evaluation is not None else None
+            self._bar = self._closing.enter_context(_bar(self.train_step, last_step)) if progress else None
+            self._closing = closing.pop_all()
 
     def _writer(self, name: str) -> "tf.summary.SummaryWriter":
         import tensorflow as tf
