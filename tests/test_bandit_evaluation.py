@@ -850,3 +850,22 @@ def test_a_quick_run_of_the_benchmark_measures_everything(tmp_path: Path) -> Non
     rows = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rows"]
     parts = [f"{name}_{what}" for name in ("estimates", "intervals") for what in ("seconds", "beside_reading")]
     assert [row["name"] for row in rows] == [*parts, "memory", "doubly_robust", "doubly_robust_memory"]
+
+
+def test_a_policy_that_was_saved_is_evaluated_as_the_one_it_was(tmp_path: Path) -> None:
+    from diskbuf.bandits.agents import LinearThompsonSamplingAgent
+    from diskbuf.bandits.environments import WheelEnvironment
+    from diskbuf.bandits.trainer import train
+    from diskbuf.policies import load_policy, policy_from
+
+    wheel = WheelEnvironment(0.5, [1.2, 1.0, 1.0, 1.0, 1.0], [0.1] * 5, 3.0, 0.1, batch_size=8, seed=0)
+    agent = LinearThompsonSamplingAgent(wheel.time_step_spec(), wheel.action_spec(), seed=0)
+    train(tmp_path, agent, wheel, 3, 5)
+    loaded = load_policy(tmp_path / f"policy_{3 * 5 * 8}")
+    estimators = [SNIPS(), DirectMethod()]
+    live = evaluate(tmp_path / "log.zarr", agent.policy, estimators)
+    saved = evaluate(tmp_path / "log.zarr", loaded, estimators)
+    for name in ("SNIPS", "DirectMethod"):
+        assert saved[name].value == pytest.approx(live[name].value, rel=1e-4)
+    mute = policy_from(lambda step, state: loaded.action(step, state), wheel.time_step_spec(), wheel.action_spec())
+    assert not hasattr(mute, "probabilities")

@@ -25,6 +25,7 @@ from diskbuf.bandits.logs import (
     Categories,
     Hashed,
     LogColumns,
+    LogEncoder,
     Numbers,
     Vector,
     export_log,
@@ -1136,3 +1137,66 @@ def test_encodings_check_themselves() -> None:
         with pytest.raises(diskbuf.OptionError, match="must"):
             wrong()
     assert Numbers().width == 1
+
+
+CSV_WITH_HOLES = "country,item,click\nde,news,1\nfr,film,0\n,film,0\nfr,,1\n"
+
+
+def test_empty_cells_are_missing_values_and_no_category_or_arm(tmp_path: Path) -> None:
+    (tmp_path / "holes.csv").write_text(CSV_WITH_HOLES)
+    columns = LogColumns(context=["country"], action="item", reward="click")
+    with pytest.raises(diskbuf.SpecError, match=r"column 'country' must hold a value, got None in line 4"):
+        import_log(tmp_path / "holes.csv", tmp_path / "strict.zarr", columns)
+    report = import_log(tmp_path / "holes.csv", tmp_path / "lenient.zarr", columns, strict=False)
+    assert (report.rows, report.labels) == (2, ["film", "news"])
+    mappings = {"country": {"": "unknown"}}
+    report = import_log(tmp_path / "holes.csv", tmp_path / "mapped.zarr", columns, mappings=mappings, strict=False)
+    assert (report.rows, report.labels, report.context) == (3, ["film", "news"], {"country": (0, 3)})
+
+
+def test_a_missing_value_can_be_one_of_the_others(tmp_path: Path) -> None:
+    rows = {"country": ["de", None, "it"], "action": [0, 1, 0], "reward": [0, 1, 1]}
+    columns = LogColumns(context=["country"])
+    with pytest.raises(diskbuf.SpecError, match="with '' for a missing value"):
+        import_log(rows, tmp_path / "none.zarr", columns, encodings={"country": Categories(["de", "it"])})
+    encodings = {"country": Categories(["de"], other=True)}
+    import_log(rows, tmp_path / "other.zarr", columns, encodings=encodings)
+    with diskbuf.open(tmp_path / "other.zarr") as log:
+        assert log.gather_all().observation[0].tolist() == [[1, 0], [0, 1], [0, 1]]
+
+
+def test_new_rows_are_encoded_and_arms_named_as_the_import_did(tmp_path: Path) -> None:
+    rows = {"age": [31, 54, 20], "country": ["fr", "de", "fr"], "item": ["b", "a", "b"], "click": [0, 1, 1]}
+    import_log(rows, tmp_path / "log.zarr", LogColumns(context=["age", "country"], action="item", reward="click"))
+    encoder = LogEncoder(tmp_path / "log.zarr")
+    with diskbuf.open(tmp_path / "log.zarr") as log:
+        everything = log.gather_all()
+    assert np.array_equal(encoder.context(rows), everything.observation[0])
+    assert np.array_equal(encoder.actions_of(rows["item"]), everything.action[0])
+    assert encoder.labels_of(everything.action[0]) == rows["item"]
+    assert (encoder.columns, encoder.slices) == (("age", "country"), {"age": (0, 1), "country": (1, 3)})
+    with pytest.raises(
+        diskbuf.SpecError, match=r"column 'country' must hold what Categories.* knows, got 'it' in row 1"
+    ):
+        encoder.context({"age": [1, 2], "country": ["fr", "it"]})
+    with pytest.raises(diskbuf.OptionError, match=r"got none for \['country'\]"):
+        encoder.context({"age": [1, 2]})
+    with pytest.raises(diskbuf.OptionError, match="labels must be those of the arms"):
+        encoder.actions_of(["c"])
+    with pytest.raises(diskbuf.OptionError, match="actions must be arms"):
+        encoder.labels_of([2])
+    spec = diskbuf.trajectories.trajectory_spec(
+        diskbuf.trajectories.time_step_spec(diskbuf.ArraySpec([1], "float32")),
+        diskbuf.trajectories.PolicyStep(diskbuf.BoundedArraySpec([], "int32", 0, 1)),
+    )
+    with (
+        diskbuf.UniformReplayBuffer(spec) as plain,
+        pytest.raises(diskbuf.OptionError, match="store must be one that import_log made"),
+    ):
+        LogEncoder(plain)
+
+
+def test_a_reward_that_has_not_arrived_is_told_how_to_wait(tmp_path: Path) -> None:
+    rows = {"action": [0, 1], "reward": [1.0, None]}
+    with pytest.raises(diskbuf.SpecError, match="hasn't arrived yet, say pending=True"):
+        import_log(rows, tmp_path / "log.zarr", LogColumns())

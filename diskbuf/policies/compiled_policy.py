@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from diskbuf import specs
-from diskbuf.errors import SpecError
+from diskbuf.errors import OptionError, SpecError
 from diskbuf.policies.policy import Policy
 from diskbuf.specs import ArraySpec
 from diskbuf.trajectories import PolicyStep, TimeStep
@@ -26,6 +27,8 @@ class CompiledPolicy(Policy):
         action_spec: Nest of specs.
         policy_state_spec: Nest of specs, () if there is no state.
         info_spec: Nest of specs, () if there is no info.
+        probabilities: From observations, leaves [B, *shape], to [B, K] floats, how probable each of K actions is; None
+            for a policy that doesn't tell.
 
     Raises:
         SpecError: If what the function returns doesn't fit the specs.
@@ -39,6 +42,7 @@ class CompiledPolicy(Policy):
         *,
         policy_state_spec: Any = (),
         info_spec: Any = (),
+        probabilities: Callable[[Any], Any] | None = None,
     ) -> None:
         import tensorflow as tf
 
@@ -66,11 +70,41 @@ class CompiledPolicy(Policy):
         self._traced = self._on_leaves.get_concrete_function()  # three times faster to call than what it is traced from
         for path, tensor, spec in zip(self._outputs.paths, self._traced.outputs, output_specs, strict=True):
             _check_output(path, tensor, spec)
+        self._observation = Structure(time_step_spec.observation)
+        self._chances: Any = None
+        if probabilities is not None:
+            leaf_specs = self._observation.flatten(time_step_spec.observation)
+            self._chances = tf.function(
+                lambda *leaves: tf.convert_to_tensor(probabilities(self._observation.unflatten(leaves))),
+                input_signature=[tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in leaf_specs],
+                autograph=False,
+            )
 
     @property
     def on_leaves(self) -> Any:
         """The `tf.function` from the leaves of (time step, policy state) to a list of the leaves of the policy step."""
         return self._on_leaves
+
+    @property
+    def on_observation_leaves(self) -> Any:
+        """The `tf.function` from the leaves of observations to [B, K] probabilities; None if it doesn't tell."""
+        return self._chances
+
+    def probabilities(self, observation: Any) -> npt.NDArray[np.float64]:
+        """Returns [B, K] how probable each action is.
+
+        Args:
+            observation: Nest of [B, *shape] arrays.
+
+        Raises:
+            OptionError: If this policy doesn't tell.
+        """
+        import tensorflow as tf
+
+        if self._chances is None:
+            raise OptionError(f"policy must be one that tells probabilities, got {self!r}. Those of bandits do.")
+        found = self._chances(*map(tf.constant, self._observation.flatten(observation)))
+        return np.asarray(found, np.float64)
 
     def action(self, time_step: TimeStep, policy_state: Any = ()) -> PolicyStep:
         """Chooses one action for each lane.

@@ -51,6 +51,8 @@ def save_policy(policy: Policy, path: str | os.PathLike[str]) -> None:
     facts = {"format": _FORMAT, "specs": specs.to_json((policy.time_step_spec, policy.policy_step_spec))}
     module = tf.Module()
     module.action = policy.on_leaves
+    if policy.on_observation_leaves is not None:
+        module.probabilities = policy.on_observation_leaves
     traced = policy.on_leaves.get_concrete_function()
     module.read_by_action = [*traced.graph.variables]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,12 +94,15 @@ def load_policy(path: str | os.PathLike[str]) -> CompiledPolicy:
             f"{path} must be a folder that save_policy wrote, got {type(error).__name__}: {error}", path=str(path)
         ) from error
     inputs = Structure((time_step_spec, policy_step_spec.state))
-    outputs = Structure(policy_step_spec)
+    outputs, observations = Structure(policy_step_spec), Structure(time_step_spec.observation)
 
     # Refers to the model, which owns the variables.
     def act(time_step: TimeStep, policy_state: Any) -> PolicyStep:
         step: PolicyStep = outputs.unflatten(model.action(*inputs.flatten((time_step, policy_state))))
         return step
+
+    def chances(observation: Any) -> Any:
+        return model.probabilities(*observations.flatten(observation))
 
     return CompiledPolicy(
         act,
@@ -105,4 +110,5 @@ def load_policy(path: str | os.PathLike[str]) -> CompiledPolicy:
         policy_step_spec.action,
         policy_state_spec=policy_step_spec.state,
         info_spec=policy_step_spec.info,
+        probabilities=chances if hasattr(model, "probabilities") else None,
     )

@@ -10,11 +10,13 @@ from diskbuf.bandits.log_reader import LoggedRows
 from diskbuf.bandits.policies.bandit_policy import BanditPolicy, ConstraintSplitter
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.networks.action_values import DiscreteActions
+from diskbuf.policies.compiled_policy import CompiledPolicy
 from diskbuf.tree import describe
 
 Floats = npt.NDArray[np.float64]
-PolicyLike = BanditPolicy | Callable[[Any], Any] | npt.ArrayLike
-"""A BanditPolicy, a function from observations [N, *shape] to probabilities [N, K], or [K] probabilities for all."""
+PolicyLike = BanditPolicy | CompiledPolicy | Callable[[Any], Any] | npt.ArrayLike
+"""A BanditPolicy, one that was saved and loaded, a function from observations [N, *shape] to probabilities [N, K], or
+[K] probabilities for all."""
 
 # Probabilities in float32 over many arms miss 1 by a few millionths.
 _TOLERANCE = 1e-5
@@ -42,14 +44,15 @@ class EvaluatedPolicy:
         self.fixed: Floats | None = None
         self.splitter: ConstraintSplitter | None = None
         self._function: Callable[[Any], Any] | None = None
-        if isinstance(policy, BanditPolicy):
+        if isinstance(policy, BanditPolicy | CompiledPolicy):
             theirs = DiscreteActions.of(policy.action_spec)
             if (theirs.num_actions, theirs.minimum) != (num_actions, minimum):
                 raise OptionError(
                     f"policy must choose among the log's {num_actions} arms from {minimum} on, got one that chooses "
                     f"among {theirs.num_actions} from {theirs.minimum} on. Map its arms to the log's."
                 )
-            self._function, self.splitter = policy.probabilities, policy.observation_and_action_constraint_splitter
+            self._function = policy.probabilities
+            self.splitter = getattr(policy, "observation_and_action_constraint_splitter", None)
         elif callable(policy):
             self._function = policy
         else:

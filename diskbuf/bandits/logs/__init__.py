@@ -1,6 +1,7 @@
 """Bandit logs from elsewhere: files and tables into a store that agents and estimators read, and back out of it."""
 
 from diskbuf.bandits.logs.columns import LogColumns
+from diskbuf.bandits.logs.encoder import LogEncoder
 from diskbuf.bandits.logs.encodings import Categories, Encoding, Hashed, Numbers, Vector
 from diskbuf.bandits.logs.exporting import export_log
 from diskbuf.bandits.logs.importing import import_log
@@ -15,6 +16,7 @@ __all__ = [
     "ImportReport",
     "JoinReport",
     "LogColumns",
+    "LogEncoder",
     "Numbers",
     "Vector",
     "export_log",

@@ -198,12 +198,13 @@ class Conversion:
     def _mapped(self, name: str, column: pa.Array) -> pa.Array:
         texts = self._texts.get(name)
         if texts is None:
-            return column
+            return _empty_as_missing(column)
         coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         values = [
             text if text is None else texts.get(text, text) for text in coded.dictionary.cast(pa.string()).to_pylist()
         ]
-        return pa.array(values, pa.string()).take(coded.indices)
+        mapped = pa.array(values, pa.string()).take(coded.indices)
+        return _empty_as_missing(mapped.fill_null(texts[""]) if "" in texts else mapped)
 
     def _context(self, columns: Mapping[str, pa.Array], rows: int, faults: list[Fault]) -> dict[str, npt.NDArray[Any]]:
         leaves = self.staged()
@@ -395,6 +396,18 @@ def _categorical(name: str, column: pa.Array) -> pa.Array:
     raise SpecError(f"column {name!r} must hold text, ints or bools to be labels, got {kind}. Convert it.", path=name)
 
 
+def _empty_as_missing(column: pa.Array) -> pa.Array:
+    """A column of text in which empty ones are missing, as CSV can't tell the two apart."""
+    if not is_text(column.type):
+        return column
+    if pa.types.is_dictionary(column.type):
+        if "" not in column.dictionary.to_pylist():
+            return column
+        column = column.dictionary_decode()
+    is_empty = pc.equal(column, "")
+    return pc.if_else(is_empty, None, column) if pc.any(is_empty).as_py() else column
+
+
 def _missing(name: str, column: pa.Array) -> Fault:
     return Fault(~is_there(column), f"column {name!r} must hold a value", column)
 
@@ -436,7 +449,8 @@ def _rule(name: str, encoding: Encoding) -> tuple[str, str]:
         return f"column {name!r} must hold a value", ""
     count = len(cast(Categories, encoding).values or ())
     advice = (
-        f"Give mappings={{{name!r}: {{...}}}} where it means one of them, or a new store Categories with other=True"
+        f"Give mappings={{{name!r}: {{...}}}} where it means one of them, with '' for a missing value; or a new store "
+        "Categories with other=True"
     )
     return f"column {name!r} must hold one of its {count} recorded categories", advice
 

@@ -120,7 +120,7 @@ class Categories(Encoding):
 
     Attributes:
         values: The categories, all text, all ints or all bools; None takes those that are found, sorted.
-        other: Whether any other value has a number of its own, the last; otherwise it is refused.
+        other: Whether any other value, a missing one too, has a number of its own, the last; otherwise it is refused.
     """
 
     values: Sequence[Label] | None = None
@@ -145,7 +145,7 @@ class Categories(Encoding):
         codes = cast(Coder, self.__dict__["_coder"]).codes(column)
         unknown = codes < 0
         if self.other:
-            codes[unknown & is_there(column)] = self.width - 1
+            codes[unknown] = self.width - 1
             unknown = codes < 0
         out[:] = 0.0
         out[np.arange(len(out)), codes] = 1.0

@@ -482,7 +482,7 @@ class _Import:
         row = int(bad.argmax())
         raise SpecError(
             f"{fault.must}, got {fault.value(row)} in {block.where(row)}. Nothing was imported. "
-            "Leave such rows out with invalid='drop', or keep them with 'keep'.",
+            f"{_advice(fault.leaf)}Leave such rows out with invalid='drop', or keep them with 'keep'.",
             path=fault.leaf,
         )
 
@@ -758,3 +758,7 @@ def _trajectory(arrays: Mapping[str, npt.NDArray[Any]], rows: int, record: LogRe
         reward=arrays["reward"][None],
         discount=constant(np.float32(0)),
     )
+
+
+def _advice(leaf: str | None) -> str:
+    return "If it is a reward that hasn't arrived yet, say pending=True. " if leaf == "reward" else ""

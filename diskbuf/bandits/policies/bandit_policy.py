@@ -118,21 +118,28 @@ class BanditPolicy(Policy):
         """Returns this policy in TensorFlow, to save: it draws from the same probabilities, of this moment's state."""
         actions, probabilities, splitter = self._actions, self._tensor_probabilities, self._splitter
 
-        def act(time_step: TimeStep, policy_state: Any) -> PolicyStep:
+        def chances_of(observation: Any) -> Any:
             import tensorflow as tf
 
-            context, mask = (time_step.observation, None) if splitter is None else splitter(time_step.observation)
+            context, mask = (observation, None) if splitter is None else splitter(observation)
             checks = []
             if mask is not None:
                 allowed = tf.reduce_all(tf.reduce_any(tf.cast(mask, tf.bool), axis=1))
                 checks = [tf.debugging.Assert(allowed, ["the mask must allow at least one arm in each lane"])]
             with tf.control_dependencies(checks):
-                chances = tf.identity(probabilities(context, mask))  # [B, K]
+                return tf.identity(probabilities(context, mask))  # [B, K]
+
+        def act(time_step: TimeStep, policy_state: Any) -> PolicyStep:
+            import tensorflow as tf
+
+            chances = chances_of(time_step.observation)
             index = tf.random.categorical(tf.math.log(chances), 1, dtype=tf.int64)[:, 0]
             propensity = tf.cast(tf.gather(chances, index, batch_dims=1), tf.float32)
             return PolicyStep(tf.cast(index + actions.minimum, actions.dtype), policy_state, {"propensity": propensity})
 
-        return CompiledPolicy(act, self.time_step_spec, self.action_spec, info_spec=self.info_spec)
+        return CompiledPolicy(
+            act, self.time_step_spec, self.action_spec, info_spec=self.info_spec, probabilities=chances_of
+        )
 
     @abc.abstractmethod
     def _probabilities(self, context: Any, mask: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float64]:
