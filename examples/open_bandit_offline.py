@@ -31,7 +31,7 @@ def agents_for(specs: tuple[Any, Any], seed: int) -> dict[str, Any]:
         "linear_ucb": agents.LinearUCBAgent(*specs, alpha=0.1, add_bias=True, seed=seed),
         "linear_thompson": agents.LinearThompsonSamplingAgent(*specs, alpha=0.1, add_bias=True, seed=seed),
         "epsilon_greedy": agents.NeuralEpsilonGreedyAgent(
-            *specs, network, keras.optimizers.Adam(1e-3), epsilon=0.1, seed=seed
+            *specs, network, keras.optimizers.Adam(3e-3), epsilon=0.1, seed=seed
         ),
     }
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--reward", default="click", help="column of what came of it (default: %(default)s)")
     parser.add_argument("--propensity", default="propensity_score", help="its probability (default: %(default)s)")
     parser.add_argument("--timestamp", default="timestamp", help="when it was shown (default: %(default)s)")
-    parser.add_argument("--num-epochs", type=int, default=3, help="passes over the first half (default: %(default)s)")
+    parser.add_argument("--num-epochs", type=int, default=10, help="passes over the first half (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything (default: 0)")
     options = parser.parse_args()
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # it tells of every policy that is saved

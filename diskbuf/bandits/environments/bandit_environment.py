@@ -23,6 +23,21 @@ class BanditEnvironment(BatchedBandit):
     already holds the next context, as in TF-Agents. Drivers know such an environment by `is_bandit`: they take each
     time step as FIRST, and no row is a boundary.
 
+        >>> class Coin(BanditEnvironment):  # of two arms the one that the context names pays 1
+        ...     def __init__(self, batch_size=1, *, seed=None):
+        ...         context_spec = BoundedArraySpec([1], "float32", 0, 1)
+        ...         super().__init__(context_spec, num_actions=2, batch_size=batch_size, seed=seed)
+        ...
+        ...     def _observe(self):
+        ...         return self._rng.integers(0, 2, [self.batch_size, 1]).astype(np.float32)
+        ...
+        ...     def _apply_action(self, action):  # [B], for the contexts of self.current_time_step()
+        ...         named = self.current_time_step().observation[:, 0]
+        ...         return (action == named).astype(np.float32)
+        >>> coin = Coin(batch_size=3, seed=0)
+        >>> coin.reset().observation[:, 0], coin.step(np.array([1, 1, 1])).reward
+        (array([1., 1., 1.], dtype=float32), array([1., 1., 1.], dtype=float32))
+
     Everything random is to be drawn from `self._rng`. What changes from step to step besides, such as the weights of a
     drifting environment, a subclass lists in `_changing`: names of arrays and numbers, so that `state` holds them.
 
