@@ -190,11 +190,11 @@ def test_what_is_no_context_is_refused_and_nothing_is_learnt(agent_class: Any) -
     before, counted = agent.theta, agent.train_step_counter
     context, arm, reward = drawn(30, seed=1)
     context[7, 2] = np.nan
-    with pytest.raises(SpecError, match=r"a context must be finite, got another at \[7\]"):
+    with pytest.raises(SpecError, match=r"leaf 'observation' must be finite, got nan at \[0, 7, 2\]"):
         train_on(agent, context, arm, reward)
     np.testing.assert_array_equal(agent.theta, before)
     assert agent.train_step_counter == counted
-    with pytest.raises(SpecError, match=r"a context must be finite, got another at \[7\]"):
+    with pytest.raises(SpecError, match=r"a context must be finite, got .* in lane 7"):
         agent.policy.action(restart(context, batch_size=30))
     with pytest.raises(SpecError, match=r"leaf 'observation' must be \[B, 4\], got \[30, 3\]"):
         agent.policy.action(restart(context[:, :3], batch_size=30))

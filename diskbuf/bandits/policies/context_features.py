@@ -81,7 +81,7 @@ class ContextFeatures:
             features = np.concatenate([*flat, np.ones((lanes, int(self._add_bias)))], axis=1, dtype=np.float64)
         if not np.isfinite(features).all():
             lane = int((~np.isfinite(features)).any(axis=1).argmax())
-            raise SpecError(f"a context must be finite, got another at [{lane}]. Leave such rows out.")
+            raise SpecError(f"a context must be finite, got {features[lane]} in lane {lane}. Leave such rows out.")
         return features
 
     def of_tensors(self, context: Any) -> "tf.Tensor":
