@@ -69,11 +69,25 @@ def test_info_as_json_has_the_same_facts(store: Path, capsys: pytest.CaptureFixt
         "path": str(store),
         "batch_size": 2,
         "max_length": 5,
+        "oldest_id": 2,
         "first_id": 2,
         "next_id": 7,
         "num_frames": 10,
         "metadata": {"policy": "random"},
     }
+
+
+def test_info_tells_of_history_that_the_window_has_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.zarr"
+    spec = {"x": diskbuf.ArraySpec([], "float32")}
+    with diskbuf.UniformReplayBuffer(spec, 2, None, path=path, keep_history=True) as buffer:
+        for _ in range(5):
+            buffer.add_batch({"x": np.zeros(2, "float32")})
+        buffer.clear()
+    assert cli.main(["info", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].strip() == "window    ids [5, 5): 0 steps a lane, no limit"
+    assert lines[3].strip() == "history   ids [0, 5): 5 steps a lane, for diskbuf.open(path, history=True)"
 
 
 def test_info_leaves_the_store_as_it_was(store: Path) -> None:

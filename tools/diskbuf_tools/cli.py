@@ -115,13 +115,14 @@ def _facts(path: str) -> dict[str, Any]:
     """What `info` tells, in JSON's own types."""
     from diskbuf.tree import Structure  # imports optree, which `diskbuf --version` can do without
 
-    with diskbuf.open(path, mode="r") as buffer:
+    with diskbuf.open(path, mode="r") as buffer, diskbuf.open(path, history=True) as with_history:
         structure = Structure(buffer.data_spec)
         return {
             "path": str(buffer.path),
             "batch_size": buffer.batch_size,
             "max_length": buffer.max_length,
             "capacity": buffer.capacity,
+            "oldest_id": min(with_history.first_id, buffer.first_id),
             "first_id": buffer.first_id,
             "next_id": buffer.next_id,
             "num_frames": int(buffer.num_frames()),
@@ -143,6 +144,15 @@ def _disk_bytes(folder: Path) -> int:
     return blocks * 512  # the unit of st_blocks, whatever the file system's own
 
 
+def _history_line(facts: dict[str, Any]) -> list[str]:
+    if facts["oldest_id"] == facts["first_id"]:
+        return []
+    steps = facts["next_id"] - facts["oldest_id"]
+    return [
+        f"  history   ids [{facts['oldest_id']}, {facts['next_id']}): {steps:,} steps a lane, for diskbuf.open(path, history=True)"
+    ]
+
+
 def _as_text(facts: dict[str, Any]) -> str:
     steps = facts["next_id"] - facts["first_id"]
     limit = "no limit" if facts["max_length"] is None else f"at most {facts['max_length']:,}"
@@ -150,6 +160,7 @@ def _as_text(facts: dict[str, Any]) -> str:
         facts["path"],
         f"  lanes     {facts['batch_size']:,}",
         f"  window    ids [{facts['first_id']}, {facts['next_id']}): {steps:,} steps a lane, {limit}",
+        *_history_line(facts),
         f"  frames    {facts['num_frames']:,}",
         f"  on disk   {facts['disk_bytes'] / 2**20:,.1f} MiB",
     ]
