@@ -148,9 +148,8 @@ def _history_line(facts: dict[str, Any]) -> list[str]:
     if facts["oldest_id"] == facts["first_id"]:
         return []
     steps = facts["next_id"] - facts["oldest_id"]
-    return [
-        f"  history   ids [{facts['oldest_id']}, {facts['next_id']}): {steps:,} steps a lane, for diskbuf.open(path, history=True)"
-    ]
+    ids = f"[{facts['oldest_id']}, {facts['next_id']})"
+    return [f"  history   ids {ids}: {steps:,} steps a lane, for diskbuf.open(path, history=True)"]
 
 
 def _as_text(facts: dict[str, Any]) -> str:
