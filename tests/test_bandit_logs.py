@@ -1200,3 +1200,58 @@ def test_a_reward_that_has_not_arrived_is_told_how_to_wait(tmp_path: Path) -> No
     rows = {"action": [0, 1], "reward": [1.0, None]}
     with pytest.raises(diskbuf.SpecError, match="hasn't arrived yet, say pending=True"):
         import_log(rows, tmp_path / "log.zarr", LogColumns())
+
+
+def test_a_column_twice_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+    table = pa.table([[0], [1], [2]], names=["action", "reward", "reward"])
+    pa.parquet.write_table(table, tmp_path / "twice.parquet")
+    for source in (table, tmp_path / "twice.parquet"):
+        with pytest.raises(diskbuf.SpecError, match="must name each column once, got 'reward' more often"):
+            import_log(source, tmp_path / "log.zarr", LogColumns())
+
+
+def test_what_is_masked_is_missing(tmp_path: Path) -> None:
+    rows = {"action": np.array([1, 0]), "reward": np.ma.array([1.0, 2.0], mask=[True, False])}
+    report = import_log(rows, tmp_path / "log.zarr", LogColumns(), pending=True)
+    assert report.rows == 2
+    with diskbuf.open(tmp_path / "log.zarr") as log:
+        assert np.isnan(log.gather_all().reward[0]).tolist() == [True, False]
+
+
+def test_a_sum_of_rewards_that_is_too_large_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "log.zarr"
+    import_log({"key": [7, 8], "action": [0, 1]}, path, LogColumns(key="key", reward=None))
+    with pytest.raises(diskbuf.SpecError, match="must be finite in float32"):
+        join_rewards(path, {"key": [7, 7], "reward": [3e38, 3e38]}, repeated="sum")
+    with diskbuf.open(path) as log:
+        assert np.isnan(log.gather_all().reward).all()
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "marked.csv").write_bytes("\ufeffaction,reward\n0,1\n1,2,3\n1,0\n".encode())
+    report = import_log(tmp_path / "marked.csv", tmp_path / "log.zarr", LogColumns(), strict=False)
+    assert (report.rows, report.malformed) == (2, 1)
+
+
+def test_text_in_views_is_text(tmp_path: Path) -> None:
+    table = pa.table({"action": pa.array(["a", "b"], pa.string_view()), "reward": [0, 1]})
+    assert import_log(table, tmp_path / "log.zarr", LogColumns()).labels == ["a", "b"]
+
+
+def test_an_encoder_refuses_what_is_no_row(tmp_path: Path) -> None:
+    rows = {"x": [1.0, 2.0], "c": ["a", "b"], "action": ["u", "v"], "reward": [0, 1]}
+    import_log(rows, tmp_path / "log.zarr", LogColumns(context=["x", "c"]))
+    encoder = LogEncoder(tmp_path / "log.zarr")
+    for wrong in ({"x": ["q"], "c": ["a"]}, {"x": [2**70], "c": ["a"]}, {"x": 1, "c": "a"}, None):
+        with pytest.raises(diskbuf.DiskbufError, match="must"):
+            encoder.context(wrong)  # type: ignore[arg-type]
+    for labels in ("u", [["u"]]):
+        with pytest.raises(diskbuf.OptionError, match="labels must be"):
+            encoder.actions_of(labels)  # type: ignore[arg-type]
+    assert encoder.labels_of([]) == []
+
+
+def test_values_of_a_dictionary_that_no_row_has_are_no_arms(tmp_path: Path) -> None:
+    coded = pa.array(["a", "b", "c"]).dictionary_encode().take(pa.array([0, 2]))
+    report = import_log(pa.table({"action": coded, "reward": [0, 1]}), tmp_path / "log.zarr", LogColumns())
+    assert (report.labels, report.support) == (["a", "c"], [1, 1])

@@ -114,7 +114,7 @@ def evaluate(
     seed = count("seed", seed, least=0)
     num_folds = count("num_folds", num_folds)
     num_bootstrap = count("num_bootstrap", num_bootstrap, least=0)
-    if not 0 < confidence < 1:
+    if not isinstance(confidence, int | float | np.floating) or not 0 < confidence < 1:
         raise OptionError(f"confidence must be between 0 and 1, got {confidence!r}.")
     if propensity_floor is not None and not 0 < propensity_floor <= 1:
         raise OptionError(f"propensity_floor must be above 0 and at most 1, or None, got {propensity_floor!r}.")
@@ -160,6 +160,8 @@ def _chosen(estimators: Sequence[Estimator] | None, log: LogReader) -> tuple[lis
         left_out = ", ".join(estimator.name for estimator in usual if estimator.needs_propensity)
         note = f"the log has no propensities, so {left_out} were left out; the direct method rests on its model alone."
         return [estimator for estimator in usual if not estimator.needs_propensity], [note]
+    if isinstance(estimators, Estimator):
+        raise OptionError(f"estimators must be a list, got {estimators!r}. Put it in a list.")
     chosen = list(estimators)
     for estimator in chosen:
         if not isinstance(estimator, Estimator):

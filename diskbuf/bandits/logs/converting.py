@@ -404,6 +404,8 @@ def _empty_as_missing(column: pa.Array) -> pa.Array:
         if "" not in column.dictionary.to_pylist():
             return column
         column = column.dictionary_decode()
+    if pa.types.is_string_view(column.type):  # Arrow compares none of these
+        column = column.cast(pa.string())
     is_empty = pc.equal(column, "")
     return pc.if_else(is_empty, None, column) if pc.any(is_empty).as_py() else column
 

@@ -70,10 +70,15 @@ class LogEncoder:
             OptionError: If a column isn't there.
             SpecError: If a value has no place in the recorded encoding.
         """
+        if not isinstance(rows, Mapping):
+            raise OptionError(f"rows must be lists of values by column, got {rows!r:.200}.")
         missing = [name for name in self.columns if name not in rows]
         if missing:
             raise OptionError(f"rows must have the columns {list(self.columns)}, got none for {missing}.")
-        columns = {name: pa.array(rows[name], from_pandas=True) for name in self.columns}
+        try:
+            columns = {name: pa.array(rows[name], from_pandas=True) for name in self.columns}
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            raise OptionError(f"rows must be lists of values by column, got {rows!r:.200} ({error}).") from error
         lengths = {len(column) for column in columns.values()}
         if len(lengths) > 1:
             raise OptionError(f"rows must have as many values in each column, got {sorted(lengths)}.")
@@ -81,7 +86,10 @@ class LogEncoder:
         found = np.zeros((size, max(1, self._record.width)), np.float32)
         for (name, (start, stop)), encoding in zip(self.slices.items(), self._record.encodings, strict=True):
             out = found[:, start:stop]
-            bad = encoding.encode(columns[name], out)
+            try:
+                bad = encoding.encode(columns[name], out)
+            except pa.ArrowException as error:
+                raise SpecError(f"column {name!r} must hold what {encoding} knows, got {error}.", path=name) from error
             wrong = ~np.isfinite(out).all(axis=1) if bad is None else bad
             if wrong.any():
                 row = int(wrong.argmax())
@@ -98,6 +106,8 @@ class LogEncoder:
             OptionError: If there is no such arm.
         """
         labels, numbers = self.labels, np.asarray(actions)
+        if not numbers.size and numbers.ndim == 1:
+            return []
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or (len(numbers) and not self._has(numbers)):
             raise OptionError(f"actions must be arms [N] from 0 to {len(labels) - 1}, got {actions!r:.200}.")
         return [labels[number] for number in numbers]
@@ -109,7 +119,9 @@ class LogEncoder:
             OptionError: If a label is none of the arms'.
         """
         places = {label: place for place, label in enumerate(self.labels)}
-        unknown = [label for label in labels if label not in places]
+        if isinstance(labels, str):
+            raise OptionError(f"labels must be a list of them, got {labels!r}.")
+        unknown = [label for label in labels if not isinstance(label, str | int) or label not in places]
         if unknown:
             raise OptionError(f"labels must be those of the arms, {self.labels[:20]}, got {unknown[0]!r}.")
         return np.array([places[label] for label in labels], np.int32)

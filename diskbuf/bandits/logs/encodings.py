@@ -256,8 +256,10 @@ class Coder:
             self.type = _type_of(column.type)
         indices, values = _dictionary(column)
         if self.is_finding:
-            for value in values:
-                self._codes.setdefault(value, len(self._codes))
+            is_used = np.bincount(indices[indices >= 0], minlength=len(values))  # dictionaries may have more
+            for value, uses in zip(values, is_used, strict=True):
+                if uses:
+                    self._codes.setdefault(value, len(self._codes))
             if len(self._codes) > self._most:
                 raise OptionError(
                     f"column {self._column!r} must have at most {self._most} categories to be found by itself, "

@@ -64,6 +64,9 @@ def import_log(
 ) -> ImportReport:
     """Imports a bandit log into a store that agents learn from and estimators read.
 
+    A CSV column of digits holds numbers, so that 007 is 7: ids like that are text only where `actions` or `encodings`
+    say so.
+
     The store has one lane of Trajectory rows, each an episode of one step: the context columns as one float32 vector
     (in the order given, each as its encoding has it; a number 0 without context columns), the action as an int32 from
     0 on, the reward as float32, and as policy_info those of propensity (float32), timestamp (int64 microseconds since

@@ -476,7 +476,15 @@ class _Joining:
             return arrived.last[places]
         if self._rule.repeated == "first":
             return np.where(is_new, arrived.first[places], known)
-        return np.where(is_new, 0.0, known) + arrived.total[places]
+        with np.errstate(over="ignore"):  # is found below
+            total: npt.NDArray[Any] = (np.where(is_new, 0.0, known) + arrived.total[places]).astype(known.dtype)
+        if not np.isfinite(total).all():
+            raise SpecError(
+                "leaf 'reward' must be finite in float32, got a sum that isn't. Nothing was joined. "
+                "Use repeated='first' or 'last', or smaller rewards.",
+                path="reward",
+            )
+        return total
 
     def report(self, store: str, malformed: Malformed) -> JoinReport:
         """Returns what was found, after all blocks have gone through."""

@@ -82,6 +82,8 @@ def _table_part(source: Any) -> Part:
 
 
 def _flat(values: Any) -> Any:
+    if isinstance(values, np.ma.MaskedArray) and values.ndim == 1:
+        return pa.array(values.data, mask=np.ma.getmaskarray(values))
     array = np.asarray(values) if isinstance(values, np.ndarray) else values
     if isinstance(array, np.ndarray) and array.ndim == 2:
         return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])

@@ -139,6 +139,9 @@ class ArrowPart(Part):
         batches: From the names of the columns to record batches with at least these.
         is_repeatable: Whether a second reading of few columns gives them again, at little cost.
 
+    Raises:
+        SpecError: When two columns have one name.
+
     Attributes:
         is_repeatable: As given.
     """
@@ -151,6 +154,9 @@ class ArrowPart(Part):
         *,
         is_repeatable: bool = False,
     ) -> None:
+        twice = sorted(column for column in set(types.names) if types.names.count(column) > 1)
+        if twice:
+            raise SpecError(f"{name} must name each column once, got {twice[0]!r} more often. Rename or leave it out.")
         self.name = name
         self.is_repeatable = is_repeatable
         self._schema, self._batches = types, batches

@@ -102,7 +102,7 @@ class CsvPart(TextPart):
     def careful_blocks(self, kinds: Mapping[str, Kind], malformed: Malformed) -> Iterator[Block]:
         """Yields the rows, and tells of lines that can't be read."""
         with self._open() as file:
-            text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+            text = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")  # a BOM is no text
             rows = csv.reader(text)
             header = next(rows)
             places = [header.index(name) for name in kinds]

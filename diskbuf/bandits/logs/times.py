@@ -41,7 +41,7 @@ def microseconds_of(moment: Moment, *, name: str = "moment") -> int:
             moment = dt.datetime.fromisoformat(moment)
         if isinstance(moment, dt.date) and not isinstance(moment, dt.datetime):
             moment = dt.datetime(moment.year, moment.month, moment.day)
-        if not isinstance(moment, dt.datetime):
+        if not isinstance(moment, dt.datetime) or moment != moment:  # pandas' NaT calls itself one
             raise TypeError
     except (TypeError, ValueError):
         raise OptionError(
