@@ -253,7 +253,8 @@ def test_a_ring_that_runs_out_of_mappings_keeps_its_rows_and_deletes_what_it_evi
             window = assert_whole(buffer, shape)
             assert assert_whole(reader, shape) == window
             shape_files = files_of(tmp_path / "store") - expected_files(tmp_path / "store", window, shape)
-            assert len(shape_files) <= 2 * 5, "one being overwritten and one aside, for each column"
+            chunks = {name for name in shape_files if not name.startswith(".diskbuf") and not name.endswith(".tmp")}
+            assert len(chunks) <= 2 * 5, "one being overwritten and one aside, for each column"
     assert_equal_steps(shape.sequence(88, 100), shape.sequence(*window))
 
 
