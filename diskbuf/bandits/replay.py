@@ -1,13 +1,13 @@
 """A log that plays the environment for a policy which learns: offline replay."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from diskbuf.bandits import generators
 from diskbuf.bandits.environments.batched_bandit import BatchedBandit
 from diskbuf.bandits.log_reader import Log, LoggedRows, LogReader
 from diskbuf.errors import EndOfLogError, OptionError, SpecError
@@ -241,12 +241,11 @@ class ReplayEnvironment(BatchedBandit):
 
     def _settle(self) -> None:
         """Notes where the last complete row ended."""
-        generator = json.dumps(self._rng.bit_generator.state).encode()
         self._settled = {
             "event": np.array(self._event),
             "matches": np.array(self._matches),
             "sum": np.array(self._sum),
-            "generator": np.frombuffer(generator, np.uint8).copy(),
+            "generator": generators.state_of(self._rng),
         }
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
@@ -264,7 +263,7 @@ class ReplayEnvironment(BatchedBandit):
         """
         self._begin(int(state["event"]))
         self._matches, self._sum = int(state["matches"]), float(state["sum"])
-        self._rng.bit_generator.state = json.loads(state["generator"].tobytes())
+        generators.go_on(self._rng, state["generator"])
         self._settle()
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -119,10 +118,8 @@ def train(
         StoreError: If the log can't be gone on with, or lacks rows that the checkpoint has seen.
     """
     additional_metrics = _listed("additional_metrics", additional_metrics)
-    save_policy, resume_training_loops = (
-        flag("save_policy", save_policy),
-        flag("resume_training_loops", resume_training_loops),
-    )
+    save_policy = flag("save_policy", save_policy)
+    resume_training_loops = flag("resume_training_loops", resume_training_loops)
     for name, function in (
         ("get_replay_buffer_fn", get_replay_buffer_fn),
         ("get_training_loop_fn", get_training_loop_fn),
@@ -148,7 +145,7 @@ def train(
     # What history holds can be learnt from again after a kill, so a checkpoint of it may wait.
     is_sparse = isinstance(make, DiskLog) and make.keep_history and get_training_loop_fn is None
     step_metric = EnvironmentSteps()
-    metrics = [*_usual_metrics(environment, additional_metrics)]
+    metrics = _usual_metrics(environment, additional_metrics)
     with contextlib.ExitStack() as stack:
         stack.enter_context(kept_settings.one_at_a_time(root))
         kept_settings.keep(root / _SETTINGS, whose)
@@ -164,7 +161,7 @@ def train(
             steps=steps,
         )
         training_loop = (get_training_loop_fn or get_training_loop)(driver, replay_buffer, agent, steps, runs)
-        saver = _Saver(root, agent, driver, [*metrics], step_metric, is_saving_policy=save_policy)
+        saver = _Saver(root, agent, driver, metrics, step_metric, is_saving_policy=save_policy)
         saver.restore()
 
         steps_per_round = steps * runs * environment.batch_size
@@ -469,19 +466,14 @@ class _Saver:
     def _state(self) -> dict[str, npt.NDArray[Any]]:
         """What a checkpoint holds besides: where the log was, and what goes on from step to step."""
         state = {"position": np.array(self._driver.position)}
-        environment, rng = self._driver.env, getattr(self._driver.policy, "rng", None)
+        environment = self._driver.env
         if hasattr(environment, "state"):
             state.update({f"environment/{name}": value for name, value in environment.state().items()})
-        if rng is not None:
-            state["rng"] = np.frombuffer(json.dumps(rng.bit_generator.state).encode(), np.uint8)
         return state
 
     def _take(self, state: dict[str, npt.NDArray[Any]]) -> None:
         self._position = int(state.pop("position"))
-        generator = state.pop("rng", None)
-        environment, rng = self._driver.env, getattr(self._driver.policy, "rng", None)
-        if generator is not None and rng is not None:
-            rng.bit_generator.state = json.loads(generator.tobytes())
+        environment = self._driver.env
         if state and hasattr(environment, "restore"):
             environment.restore({name.partition("/")[2]: value for name, value in state.items()})
         else:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from diskbuf.bandits.agents.array_state import Arrays, array_state, saved_generator
+from diskbuf.bandits.agents.array_state import Arrays, array_state
 from diskbuf.bandits.agents.bandit_agent import BanditAgent
 from diskbuf.bandits.policies.bandit_policy import BanditPolicy
 
@@ -12,8 +12,7 @@ _COUNTER = "train_step_counter"
 class ArrayAgent(BanditAgent):
     """Keeps what it has learnt in arrays. A subclass calls `_begin_arrays`, writes `_train`, and calls `_learnt`.
 
-    A checkpoint holds the arrays, and the state of the generator that the policy draws with, so that an agent that was
-    restored goes on as the saved one would have.
+    A checkpoint holds the arrays.
     """
 
     train_step_counter: int
@@ -23,7 +22,6 @@ class ArrayAgent(BanditAgent):
         self._begin(policy)
         self.train_step_counter = 0
         self._learning = array_state(arrays | {_COUNTER: np.array(0, np.int64)}, self._restored)
-        self._drawing = saved_generator(policy.rng)
 
     def _learnt(self, arrays: Arrays) -> None:
         """Takes new arrays, of the same names, dtypes and shapes, and counts one step."""

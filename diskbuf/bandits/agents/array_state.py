@@ -2,13 +2,13 @@
 
 import functools
 import io
-import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from diskbuf.bandits import generators
 from diskbuf.errors import SpecError
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -54,14 +54,9 @@ def saved_generator(rng: np.random.Generator) -> Any:
     Args:
         rng: The generator.
     """
-
-    def save() -> Arrays:
-        return {"generator": np.frombuffer(json.dumps(rng.bit_generator.state).encode(), np.uint8)}
-
-    def restore(found: Arrays) -> None:
-        rng.bit_generator.state = json.loads(found["generator"].tobytes())
-
-    return saved_arrays(save, restore)
+    return saved_arrays(
+        lambda: {"generator": generators.state_of(rng)}, lambda found: generators.go_on(rng, found["generator"])
+    )
 
 
 @functools.cache

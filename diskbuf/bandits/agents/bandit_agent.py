@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from diskbuf.agents.dqn_agent import LossInfo
 from diskbuf.agents.late_module import LateModule
+from diskbuf.bandits.agents.array_state import saved_generator
 from diskbuf.bandits.policies.bandit_policy import BanditPolicy
 from diskbuf.errors import SpecError
 from diskbuf.networks.action_values import DiscreteActions
@@ -20,7 +21,8 @@ class BanditAgent(LateModule, abc.ABC):
     """Learns from rows [B, T], whose order says nothing; a `tf.Module`, so `tf.train.Checkpoint(agent=agent)` holds it.
 
     A subclass makes its policy, calls `_begin`, and writes `_train`. A bandit has to explore as long as it learns, so
-    `policy` and `collect_policy` are the same one, as in TF-Agents.
+    `policy` and `collect_policy` are the same one, as in TF-Agents. A checkpoint holds the generator that it draws with
+    too, so that an agent that was restored goes on as the saved one would have.
 
     Attributes:
         train_step_counter: How often it was trained, an int or a tf.Variable.
@@ -42,6 +44,7 @@ class BanditAgent(LateModule, abc.ABC):
         self._policy_fn: Callable[[], BanditPolicy] = lambda: policy
         self._rows_fn: Callable[[], Trajectory] = lambda: rows
         self._actions = DiscreteActions.of(policy.action_spec)
+        self._drawing = saved_generator(policy.rng)
 
     @property
     def time_step_spec(self) -> TimeStep:

@@ -17,7 +17,6 @@ from diskbuf.agents.keras_training import (
     optimize,
 )
 from diskbuf.agents.losses import element_wise_squared_loss
-from diskbuf.bandits.agents.array_state import saved_generator
 from diskbuf.bandits.agents.bandit_agent import BanditAgent
 from diskbuf.bandits.policies.bandit_policy import BanditPolicy, ConstraintSplitter
 from diskbuf.bandits.policies.reward_prediction_policies import (
@@ -109,10 +108,9 @@ class RewardPredictionAgent(BanditAgent):
         networks = self._networks()
         variables = [variable for network in networks.values() for variable in network.trainable_variables]
         self._optimizer = checked_optimizer(optimizer, variables, network=next(iter(networks)))
-        # Keras doesn't give a checkpoint the seeds of dropout, nor NumPy its generator; without them what is drawn
-        # after a restart would be other than without one.
+        # Keras doesn't give a checkpoint the seeds of dropout; without them what is drawn after a restart would be
+        # other than without one.
         self._layer_seeds = [seed for network in networks.values() for seed in _seeds_of(network)]
-        self._drawing = saved_generator(policy.rng)
         self._compiled = _Compiled(self, policy)
 
     def retrace(self) -> None:

@@ -1,13 +1,13 @@
 """What every bandit environment is: contexts come, one arm is pulled in each lane, and a reward follows."""
 
 import abc
-import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from diskbuf import specs
+from diskbuf.bandits import generators
 from diskbuf.bandits.environments.batched_bandit import BatchedBandit
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.readers.requests import count
@@ -152,8 +152,7 @@ class BanditEnvironment(BatchedBandit):
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Returns what `restore` needs to go on with the same contexts and rewards, arrays by name."""
-        generator = json.dumps(self._rng.bit_generator.state).encode()
-        state = {"generator": np.frombuffer(generator, np.uint8).copy()}
+        state = {"generator": generators.state_of(self._rng)}
         for name in self._changing:
             value = np.array(getattr(self, name))
             if value.dtype.kind not in "biufc":
@@ -191,7 +190,7 @@ class BanditEnvironment(BatchedBandit):
         for name in self._changing:
             value = state[f"changing/{name}"]
             setattr(self, name, value.copy() if value.ndim else value.item())
-        self._rng.bit_generator.state = json.loads(state["generator"].tobytes())
+        generators.go_on(self._rng, state["generator"])
 
     def _checked_observation(self) -> Any:
         # Copied: an environment may write to the same array again, and a driver keeps what it was shown.
