@@ -17,6 +17,8 @@
         ├── StoreLockUnsupportedError (OSError)     a file system without locks
         ├── StoreMismatchError (ValueError)         the store was made with another spec, lanes or kind
         ├── StoreFormatError (ValueError)           a format this version can't read
+        ├── StoreAccessError (PermissionError)      a remote store that refuses our credentials
+        ├── StoreUnreachableError (ConnectionError) requests that failed, and failed again
         └── StoreCorruptError (OSError)             a file that is missing, short or unreadable
 
 Errors of the file system (a full disk is ``OSError`` with ``ENOSPC``) pass through as they are.
@@ -140,6 +142,14 @@ class StoreFormatError(StoreError, ValueError):
     def __init__(self, message: str, *, path: str | None = None, is_newer: bool = False) -> None:
         super().__init__(message, path=path)
         self.is_newer = is_newer
+
+
+class StoreAccessError(StoreError, PermissionError):
+    """A remote store that refuses our credentials, or has been given none."""
+
+
+class StoreUnreachableError(StoreError, ConnectionError):
+    """A remote store whose requests failed, and failed again after waiting; `path` names the object."""
 
 
 class StoreCorruptError(StoreError, OSError):

@@ -4,6 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from diskbuf.errors import StoreCorruptError
+
 _PIECE_BYTES = 2**20
 
 
@@ -36,6 +38,25 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
         offset += written
 
 
+def read_at(descriptor: int, size: int, offset: int, *, path: Path) -> bytes:
+    """Reads exactly `size` bytes of a file.
+
+    Raises:
+        StoreCorruptError: When the file ends before them.
+    """
+    parts, done = [], 0
+    while done < size:  # a signal can cut one call short
+        part = os.pread(descriptor, size - done, offset + done)
+        if not part:
+            raise StoreCorruptError(
+                f"{path} must hold {offset + size} bytes, but ends after {offset + done}. Restore that file.",
+                path=str(path),
+            )
+        parts.append(part)
+        done += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def has_data(path: Path) -> bool:
     """Whether a file holds anything but zeros; what isn't a file counts as data."""
     if not path.is_file():
@@ -56,7 +77,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes, *, sync: bool) -> None:
+def replace_file(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
     """Replaces a small file as a whole: after a crash at any moment it is the old one or the new one.
 
     Args:

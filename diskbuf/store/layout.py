@@ -11,6 +11,9 @@ import numpy as np
 STATE_FOLDER = ".diskbuf"
 """Folder inside a store for what the processes that have it open share."""
 
+TAIL_FOLDER = "tail"
+"""Folder inside that one for the raw chunks of a store that seals them."""
+
 HEADER_FILE = "live"
 LOCK_FILE = "lock"
 
@@ -43,11 +46,18 @@ class ColumnLayout(Leaf):
         lanes: Number of lanes.
         chunk_rows: Ids in a chunk file, a power of two.
         slots: Chunk files of a ring; chunk k lies in slot ``k % slots``. None when chunks are never overwritten.
+        is_sealed: Whether chunks that are full are stored otherwise than as their raw files, which then are elsewhere.
     """
 
     lanes: int
     chunk_rows: int
     slots: int | None
+    is_sealed: bool = False
+
+    @property
+    def raw_folder(self) -> str:
+        """Folder of the raw chunk files below the store's."""
+        return f"{STATE_FOLDER}/{TAIL_FOLDER}/{self.file_path}" if self.is_sealed else self.file_path
 
     @functools.cached_property
     def lane_bytes(self) -> int:

@@ -1,0 +1,124 @@
+"""The files of a store by name, wherever they are: the contract, and files in a folder."""
+
+import abc
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from diskbuf.store import files
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByteRange:
+    """Some bytes of an object.
+
+    Attributes:
+        name: The object.
+        start: First byte.
+        stop: Where to stop, exclusive; None for the object's end.
+    """
+
+    name: str
+    start: int = 0
+    stop: int | None = None
+
+
+class Objects(abc.ABC):
+    """Objects by name, "/" between folders, below one root. Safe to be used by several threads."""
+
+    @abc.abstractmethod
+    def place(self, name: str) -> str:
+        """What to call an object in messages: its path or URL; of "" the root's."""
+
+    @abc.abstractmethod
+    def read_many(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Reads ranges, all at once where that is faster.
+
+        Returns:
+            For each range all of its bytes, never fewer.
+
+        Raises:
+            FileNotFoundError: When an object isn't there.
+            StoreCorruptError: When an object ends before its range.
+            StoreAccessError: When reading is refused.
+            StoreUnreachableError: When it failed, and failed again after waiting.
+        """
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Reads some bytes of an object; raises as `read_many`."""
+        return self.read_many([ByteRange(name=name, start=start, stop=stop)])[0]
+
+    @abc.abstractmethod
+    def size(self, name: str) -> int:
+        """Bytes of an object; raises as `read_many`."""
+
+    @abc.abstractmethod
+    def version(self, name: str) -> str | None:
+        """Changes whenever another object takes the name; letters, digits and "-" only. None where nothing tells."""
+
+    @abc.abstractmethod
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Puts an object in its place, whole or not at all, over what is there.
+
+        Raises:
+            OSError: When it can't be written.
+            StoreAccessError: When writing is refused.
+            StoreUnreachableError: When it failed, and failed again after waiting.
+        """
+
+    @abc.abstractmethod
+    def delete(self, name: str) -> None:
+        """Removes an object; one that isn't there is fine. Raises as `write`."""
+
+    def close(self) -> None:
+        """Lets go of connections; closing twice is fine."""
+        return
+
+
+class LocalObjects(Objects):
+    """Files below a folder.
+
+    Args:
+        folder: The folder.
+        sync: Whether what is written is on the disk, name and all, when `write` returns.
+    """
+
+    def __init__(self, folder: Path, *, sync: bool = True) -> None:
+        self.folder = folder
+        self._sync = sync
+
+    def place(self, name: str) -> str:
+        """Its path."""
+        return os.fspath(self.folder / name) if name else os.fspath(self.folder)
+
+    def read_many(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Reads one after the other."""
+        return [self._read(wanted) for wanted in ranges]
+
+    def _read(self, wanted: ByteRange) -> bytes:
+        descriptor = os.open(self.folder / wanted.name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stop = os.fstat(descriptor).st_size if wanted.stop is None else wanted.stop
+            return files.read_at(descriptor, stop - wanted.start, wanted.start, path=self.folder / wanted.name)
+        finally:
+            os.close(descriptor)
+
+    def size(self, name: str) -> int:
+        """Its bytes."""
+        return os.stat(self.folder / name).st_size
+
+    def version(self, name: str) -> str | None:
+        """Inode, time and size: a file that is replaced has another of these."""
+        status = os.stat(self.folder / name)
+        return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Writes a temporary file and renames it."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace_file(path, data, sync=self._sync)
+
+    def delete(self, name: str) -> None:
+        """Unlinks it."""
+        (self.folder / name).unlink(missing_ok=True)
