@@ -23,6 +23,9 @@ class ChunkFormat(abc.ABC):
         layouts: The columns, in spec order.
     """
 
+    has_fixed_size = False
+    """Whether an object has the `chunk_bytes` of its column, whatever is in it."""
+
     def __init__(self, layouts: Sequence[ColumnLayout]) -> None:
         self.layouts = tuple(layouts)
 
@@ -71,3 +74,20 @@ class ChunkFormat(abc.ABC):
     @abc.abstractmethod
     def documents(self) -> dict[str, Any]:
         """The zarr v3 metadata of arrays by path, their length 0; none where rows are not in zarr arrays."""
+
+    def raw_offsets(self, group: int, chunk: int, data: bytes | memoryview) -> list[int | None]:  # noqa: ARG002
+        """Tells where an object holds chunks as they are, so that they can be mapped instead of decoded.
+
+        Args:
+            group: Which group.
+            chunk: Number of the chunk.
+            data: The object, all of its bytes, which `decode` takes.
+
+        Returns:
+            For each column of the group the offset, a multiple of the page size, from where `chunk_bytes` bytes of the
+            object are the column's raw chunk, C-order and every row of it; None where there is no such place.
+
+        Raises:
+            ValueError: As `decode` does.
+        """
+        return [None] * len(self.groups[group])
