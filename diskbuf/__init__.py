@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         WindowError,
     )
     from diskbuf.maintenance import Fault, RepairReport, VerifyReport, repair, verify
-    from diskbuf.options import StoreOptions
+    from diskbuf.options import ReadOptions, StoreOptions
     from diskbuf.replay_buffers.uniform import BufferInfo, UniformReplayBuffer, open
     from diskbuf.specs import ArraySpec, BoundedArraySpec
 
@@ -81,6 +81,7 @@ _MODULES = {
     "MissingExtraError": "diskbuf.errors",
     "OptionError": "diskbuf.errors",
     "ReadOnlyError": "diskbuf.errors",
+    "ReadOptions": "diskbuf.options",
     "RepairReport": "diskbuf.maintenance",
     "SpecError": "diskbuf.errors",
     "StoreAccessError": "diskbuf.errors",
@@ -126,6 +127,7 @@ __all__ = [
     "MissingExtraError",
     "OptionError",
     "ReadOnlyError",
+    "ReadOptions",
     "RepairReport",
     "SpecError",
     "StoreAccessError",

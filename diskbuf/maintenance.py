@@ -255,7 +255,7 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
         *_document_faults(store, layouts, certain_id=min(manifest.next_id, extent.next_id)),
     ]
     if not is_manifest_lost:
-        beside += _root_faults(store, ZarrMetadata(store, layouts), manifest)
+        beside += _root_faults(store, ZarrMetadata(store, documents_of(layouts)), manifest)
     faults = [*beside, *_count_faults(store, manifest, extent)]
     chunks, damaged = 0, []
     for layout in layouts:
@@ -665,14 +665,15 @@ def _write_state(store: Path, found: _Findings) -> None:
     )
     path = store / STATE_FOLDER / CHECKSUM_FILE
     table = ChecksumTable.load(path)
-    table.keep(found.layouts, first_id, next_id)
+    table.keep({layout.file_path: layout.chunk_rows for layout in found.layouts}, first_id, next_id)
     if path in found.remade:  # what the chunks hold now is the best that is known
         for layout in found.layouts:
             for chunk in layout.chunks(first_id, next_id):
                 rows = min(layout.chunk_rows, next_id - chunk * layout.chunk_rows)
-                table.set(layout, chunk, checksum_of(_chunk_path(store, layout, chunk), layout, chunk, rows=rows))
+                checksum = checksum_of(_chunk_path(store, layout, chunk), layout, chunk, rows=rows)
+                table.set(layout.file_path, chunk, checksum)
     table.save(sync=True)
-    metadata = ZarrMetadata(store, found.layouts)
+    metadata = ZarrMetadata(store, documents_of(found.layouts))
     metadata.create(sync=True)
     header_path = store / STATE_FOLDER / HEADER_FILE
     if not header_path.exists():
@@ -721,6 +722,11 @@ class _Quarantine:
             shutil.copyfile(path, target)
             files.sync_file(target)
             files.sync_folder(target.parent)
+
+
+def documents_of(layouts: list[ColumnLayout]) -> dict[str, Any]:
+    """The zarr documents of columns whose chunks are raw files."""
+    return {layout.file_path: array_document(layout) for layout in layouts}
 
 
 def _chunk_path(store: Path, layout: ColumnLayout, chunk: int) -> Path:

@@ -35,7 +35,7 @@ from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.readers.agreed_window import AgreedWindow
 from diskbuf.readers.requests import seed_of, share_of
 from diskbuf.readers.rows import Pass, PassReader
-from diskbuf.replay_buffers.opening import local_path
+from diskbuf.replay_buffers.opening import place_of
 from diskbuf.replay_buffers.uniform import BufferInfo, UniformReplayBuffer, flag
 from diskbuf.replay_buffers.uniform import open as open_buffer
 from diskbuf.tree import Structure
@@ -199,14 +199,14 @@ def _opener_of(buffer: Any) -> functools.partial[UniformReplayBuffer]:
     if not isinstance(buffer, UniformReplayBuffer):
         if not isinstance(buffer, str | os.PathLike):
             raise OptionError(f"buffer must be a UniformReplayBuffer or the path of a store, got {buffer!r}.")
-        return functools.partial(open_buffer, local_path(buffer).absolute())
+        return functools.partial(open_buffer, place_of(buffer))
     store = buffer._opened()
     if not store.is_writable:
         function, arguments = buffer.__reduce__()
         return functools.partial(function, *arguments)
     return functools.partial(
         open_buffer,
-        buffer.path.absolute(),
+        buffer.path,
         history=store._reads_history,
         seed=buffer._seed if buffer._has_own_seed else None,
         dataset_drop_remainder=buffer._drop_remainder,

@@ -3,18 +3,23 @@
 import dataclasses
 import datetime as dt
 import json
+import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from diskbuf import specs
 from diskbuf.errors import OptionError, StoreCorruptError, StoreExistsError, StoreMismatchError
-from diskbuf.options import StoreOptions
+from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.replay_buffers.items import ItemFormat
+from diskbuf.store.chunk_formats.codecs import codec_json
 from diskbuf.store.header import LiveHeader
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, has_copy, read_manifest
-from diskbuf.store.reading import Store
+from diskbuf.store.objects import Objects
+from diskbuf.store.reading import Store, column_layouts
+from diskbuf.store.remote import RemoteStore, read_remote_manifest
 from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 
@@ -30,6 +35,7 @@ class StoreRequest:
         keep_history: Whether rows that leave the window stay on disk.
         metadata: JSON to keep with the store; None keeps what is there.
         options: How it is laid out and synced.
+        read_options: How chunks are read that are sealed.
         is_private: Whether the store goes with its buffer, so that nothing needs to be synced.
     """
 
@@ -40,6 +46,7 @@ class StoreRequest:
     metadata: Any
     options: StoreOptions
     is_private: bool
+    read_options: ReadOptions = dataclasses.field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
         try:
@@ -61,12 +68,101 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise OptionError(f"path must be a str or a path, got {path!r}.")
     text = os.fspath(path)
     if "://" in text:
-        raise OptionError(f"path must be on a local file system, got {text!r}. Copy the store to a local folder first.")
+        raise OptionError(f"path must be on a local file system, got {text!r}. Copy the store here with diskbuf.copy.")
     if text.startswith("~"):
         raise OptionError(f"path must be written out, got {text!r}. Use os.path.expanduser.")
     if not text:
         raise OptionError("path must name a folder, got ''. Leave it out for a temporary store.")
     return Path(os.path.abspath(text))  # noqa: PTH100 - a later chdir must not lead into another store; links stay
+
+
+def place_of(path: str | os.PathLike[str]) -> Path | str:
+    """Returns where a store is: a folder, or the URL of a remote store.
+
+    Raises:
+        OptionError: When it is neither.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if isinstance(text, str) and "://" in text:
+        return local_path(text.removeprefix("file://")) if text.startswith("file://") else text
+    return local_path(path)
+
+
+def objects_at(
+    url: str, *, storage_options: Mapping[str, Any] | None, read_options: ReadOptions | None = None
+) -> Objects:
+    """Returns the objects below a URL.
+
+    Raises:
+        OptionError: When the URL, or storage_options, can't be used.
+        MissingExtraError: When the package of that protocol isn't installed.
+    """
+    from diskbuf.store.remote_objects import RemoteObjects, Retries  # only with this call
+
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise OptionError(f"storage_options must be a dict, got {type(storage_options).__name__}.")
+    options = ReadOptions() if read_options is None else read_options
+    return RemoteObjects(
+        url,
+        storage_options=storage_options,
+        concurrency=options.concurrency,
+        retries=Retries(times=options.retries, missing_times=min(3, options.retries)),
+    )
+
+
+def open_remote(
+    url: str,
+    *,
+    kind: str,
+    reads_history: bool,
+    storage_options: Mapping[str, Any] | None,
+    read_options: ReadOptions,
+    is_followed: bool,
+) -> tuple[RemoteStore, ItemFormat]:
+    """Opens a remote store for reading.
+
+    Args:
+        url: Where it is.
+        kind: Which buffer asks.
+        reads_history: Whether rows that have left the window count.
+        storage_options: What fsspec's file system of that protocol takes.
+        read_options: How chunks are fetched and kept.
+        is_followed: Whether the window follows what is published.
+
+    Returns:
+        The store and the format of its items.
+
+    Raises:
+        StoreNotFoundError: When there is no store.
+        StoreMismatchError: When another kind of buffer made it.
+        StoreFormatError: When this version can't read it.
+        StoreCorruptError: When one of its objects is missing, short or unreadable.
+        StoreAccessError: When reading is refused.
+        StoreUnreachableError: When requests failed, and failed again.
+        MissingExtraError: When the package of that protocol isn't installed.
+    """
+    objects = objects_at(url, storage_options=storage_options, read_options=read_options)
+    try:
+        manifest = read_remote_manifest(objects)
+        _check_kind(url, manifest, kind)
+        item_format = item_format_of(manifest)
+        store = RemoteStore(
+            objects,
+            leaves_of(item_format),
+            manifest,
+            reads_history=reads_history,
+            read_options=read_options,
+            follow_seconds=read_options.follow_seconds if is_followed else None,
+        )
+    except BaseException:
+        objects.close()
+        raise
+    return store, item_format
+
+
+def _check_kind(place: Path | str, manifest: Manifest, kind: str) -> None:
+    if manifest.kind != kind:
+        raise StoreMismatchError(f"store {place} must be of kind {kind!r}, got {manifest.kind!r}.", path=str(place))
 
 
 def leaves_of(item_format: ItemFormat) -> list[Leaf]:
@@ -132,6 +228,7 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
             metadata=request.metadata,
             package_version=__version__,
             is_durable=not request.is_private,
+            read_options=request.read_options,
         )
     except BaseException:
         lock.close()
@@ -147,6 +244,8 @@ def open_existing(
     options: StoreOptions,
     only: tuple[int, int] | None = None,
     verifies: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    read_options: ReadOptions | None = None,
 ) -> tuple[Store, ItemFormat]:
     """Opens a store from its path alone.
 
@@ -158,6 +257,8 @@ def open_existing(
         options: How it is synced when written to.
         only: Ids to read, when the others can't be; None follows the window.
         verifies: Whether chunks are checked against their checksums as they are read; only to read.
+        storage_options: How to reach the URL that has chunks which are no longer here.
+        read_options: How chunks are read that are sealed.
 
     Returns:
         The store and the format of its items.
@@ -171,15 +272,26 @@ def open_existing(
         StoreCorruptError: When one of its files is missing, short or unreadable.
     """
     manifest = read_manifest(path)
-    if manifest.kind != kind:
-        raise StoreMismatchError(f"store {path} must be of kind {kind!r}, got {manifest.kind!r}.", path=str(path))
+    _check_kind(path, manifest, kind)
     item_format = item_format_of(manifest)
     leaves = leaves_of(item_format)
+    remote = None
+    if manifest.published_to is not None:
+        remote = objects_at(manifest.published_to, storage_options=storage_options, read_options=read_options)
     if not is_writable:
-        return Store(path, leaves, reads_history=reads_history, only=only, verifies=verifies), item_format
+        store = Store(
+            path,
+            leaves,
+            reads_history=reads_history,
+            only=only,
+            verifies=verifies,
+            read_options=read_options,
+            remote=remote,
+        )
+        return store, item_format
     lock = lock_store(path, is_taken=options.lock)
     try:
-        store = WritableStore(
+        writable = WritableStore(
             path,
             leaves,
             lock=lock,
@@ -187,31 +299,25 @@ def open_existing(
             max_length=read_manifest(path).max_length,
             package_version=__version__,
             reads_history=reads_history,
+            read_options=read_options,
+            remote=remote,
         )
     except BaseException:
         lock.close()
         raise
-    return store, item_format
+    return writable, item_format
 
 
 def _new_manifest(request: StoreRequest) -> Manifest:
-    ring_length = None if request.keep_history else request.max_length
-    lanes = request.format.batch_size
-    chunk_rows = {}
-    for leaf in leaves_of(request.format):
-        row_bytes = lanes * leaf.dtype.itemsize
-        for length in leaf.shape:
-            row_bytes *= length
-        chunk_rows[leaf.file_path] = rows_per_chunk(
-            row_bytes, chunk_bytes=request.options.chunk_bytes, ring_length=ring_length
-        )
-    return Manifest(
+    options, lanes = request.options, request.format.batch_size
+    leaves = leaves_of(request.format)
+    manifest = Manifest(
         kind=request.kind,
         spec=specs.to_json(request.format.data_spec),
         batch_size=lanes,
         max_length=request.max_length,
         keep_history=request.keep_history,
-        chunk_rows=chunk_rows,
+        chunk_rows=_chunk_rows(request, leaves),
         generation=0,
         first_id=0,
         next_id=0,
@@ -220,7 +326,29 @@ def _new_manifest(request: StoreRequest) -> Manifest:
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         metadata=request.metadata,
         package_version=__version__,
+        layout=options.layout,
     )
+    if options.codec is None:
+        return manifest
+    layouts = column_layouts(leaves, manifest, path=Path())
+    codec = codec_json(
+        options.layout, options.codec, level=options.level, inner_rows=options.inner_rows, layouts=layouts
+    )
+    return dataclasses.replace(manifest, codec=codec)
+
+
+def _chunk_rows(request: StoreRequest, leaves: Sequence[Leaf]) -> dict[str, int]:
+    """Ids in a chunk of each column; the same for all where a chunk has all columns."""
+    ring_length = None if request.keep_history else request.max_length
+    row_bytes = {
+        leaf.file_path: request.format.batch_size * leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves
+    }
+    if request.options.layout == "arrow":
+        row_bytes = dict.fromkeys(row_bytes, sum(row_bytes.values()))
+    return {
+        file_path: rows_per_chunk(size, chunk_bytes=request.options.most_chunk_bytes, ring_length=ring_length)
+        for file_path, size in row_bytes.items()
+    }
 
 
 def _check_free(path: Path, mode: str) -> None:
@@ -269,6 +397,8 @@ def _check_agrees(path: Path, manifest: Manifest, request: StoreRequest, *, trim
         found.append(f"batch_size: the store has {manifest.batch_size}, the buffer {request.format.batch_size}")
     if manifest.keep_history != request.keep_history:
         found.append(f"keep_history: the store has {manifest.keep_history}, the buffer {request.keep_history}")
+    if request.options.layout != "zarr" or request.options.codec is not None:
+        found += _layout_differences(path, manifest, request)
     advice = "Use the store's own, or another path."
     length, wanted = manifest.max_length, request.max_length
     if wanted is not None and (length is None or wanted < length) and not trim:
@@ -283,3 +413,22 @@ def _check_agrees(path: Path, manifest: Manifest, request: StoreRequest, *, trim
             path=str(path),
             differences=found,
         )
+
+
+def _layout_differences(path: Path, manifest: Manifest, request: StoreRequest) -> list[str]:
+    """How the layout that is asked for by name differs from the store's."""
+    options = request.options
+    if options.layout != manifest.layout:
+        return [f"layout: the store has {manifest.layout!r}, the buffer {options.layout!r}"]
+    layouts = column_layouts(leaves_of(item_format_of(manifest)), manifest, path=path)
+    wanted = None
+    if options.codec is not None:
+        wanted = codec_json(
+            options.layout, options.codec, level=options.level, inner_rows=options.inner_rows, layouts=layouts
+        )
+    has = _without_inner_rows(manifest.codec)
+    return [] if has == _without_inner_rows(wanted) else [f"codec: the store has {has}, the buffer {wanted}"]
+
+
+def _without_inner_rows(codec: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if codec is None else {name: value for name, value in codec.items() if name != "inner_rows"}

@@ -81,7 +81,7 @@ class _DropIn:
     @property
     def path(self) -> Path:
         """The store's folder."""
-        return self.buffer.path
+        return Path(self.buffer.path)
 
     def flush(self) -> None:
         """Brings everything added so far to the disk, so that it survives a power cut.
@@ -613,7 +613,7 @@ def _position(buffer: UniformReplayBuffer) -> Any:
     class Position(tf.train.experimental.PythonState):  # type: ignore[misc]
         def serialize(self) -> str:
             buffer.flush()
-            return json.dumps({"path": str(buffer.path.absolute()), "next_id": buffer.next_id})
+            return json.dumps({"path": str(buffer.path), "next_id": buffer.next_id})
 
         def deserialize(self, string_value: str | bytes) -> None:
             saved = json.loads(string_value)

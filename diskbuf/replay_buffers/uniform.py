@@ -20,17 +20,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from diskbuf import plan, specs
 from diskbuf.errors import ClosedError, OptionError, ReadOnlyError, WindowError
-from diskbuf.options import StoreOptions
+from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.readers.elements import Elements
 from diskbuf.readers.requests import count, seed_of, share_of
 from diskbuf.readers.rows import PassReader, Sampler, Source, longest_run
 from diskbuf.replay_buffers.items import ItemFormat
-from diskbuf.replay_buffers.opening import StoreRequest, local_path, open_existing, open_for_writing
+from diskbuf.replay_buffers.opening import (
+    StoreRequest,
+    local_path,
+    open_existing,
+    open_for_writing,
+    open_remote,
+    place_of,
+)
 from diskbuf.store.reading import Store
+from diskbuf.store.remote import RemoteStore
 from diskbuf.store.writing import WritableStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import tensorflow as tf
 
@@ -81,6 +89,7 @@ class UniformReplayBuffer:
         dataset_drop_remainder: Whether a deterministic pass leaves out the batches and windows that come out short.
         dataset_window_shift: Steps between the starts of a deterministic pass's windows; None is `num_steps`.
         options: How the store is laid out and synced.
+        read_options: How chunks are read that are compressed, or no longer here.
         trim: Whether a `max_length` smaller than the store's may let the oldest steps go.
 
     Raises:
@@ -109,6 +118,7 @@ class UniformReplayBuffer:
         dataset_drop_remainder: bool = False,
         dataset_window_shift: int | None = None,
         options: StoreOptions | None = None,
+        read_options: ReadOptions | None = None,
         trim: bool = False,
     ) -> None:
         if mode not in ("a", "w-"):
@@ -123,12 +133,13 @@ class UniformReplayBuffer:
             metadata=metadata,
             options=_options(options),
             is_private=path is None,
+            read_options=_read_options(read_options),
         )
         self._set_reading(
             seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
         )
         folder = Path(tempfile.mkdtemp(prefix="diskbuf-")) if path is None else local_path(path)
-        self._reopen: Callable[[Path], UniformReplayBuffer] | None = None
+        self._reopen: Callable[[Path | str], UniformReplayBuffer] | None = None
         self._remove: Callable[[], object] = (
             weakref.finalize(self, _remove_private, folder, os.getpid()) if path is None else _nothing
         )
@@ -206,8 +217,8 @@ class UniformReplayBuffer:
         return None if self._length is None else self._length * self.batch_size
 
     @property
-    def path(self) -> Path:
-        """The store's folder."""
+    def path(self) -> Path | str:
+        """The store's folder, or its URL."""
         return self._path
 
     @property
@@ -230,7 +241,7 @@ class UniformReplayBuffer:
         first_id, next_id = self._opened().window()
         return (next_id - first_id) * self.batch_size
 
-    def __reduce__(self) -> tuple["Callable[[Path], UniformReplayBuffer]", tuple[Path]]:
+    def __reduce__(self) -> tuple["Callable[[Path | str], UniformReplayBuffer]", tuple[Path | str]]:
         """Lets a buffer that only reads be sent to another process: its path and options go, and it is opened there.
 
         Raises:
@@ -241,9 +252,9 @@ class UniformReplayBuffer:
         if self._reopen is None:
             raise TypeError(
                 f"a buffer must be open for reading only to be pickled, got {self!r}. "
-                f"Open it by its path in the other process: diskbuf.open({str(self._path.absolute())!r})."
+                f"Open it by its path in the other process: diskbuf.open({str(self._path)!r})."
             )
-        return self._reopen, (self._path.absolute(),)
+        return self._reopen, (self._path,)
 
     def __repr__(self) -> str:
         state = "closed" if self._store is None else "writable" if self._writer is not None else "read-only"
@@ -607,6 +618,22 @@ class UniformReplayBuffer:
 
     # ---- keeping
 
+    def refresh(self) -> bool:
+        """Looks for steps that were published since a remote store was opened, or last refreshed.
+
+        Steps of a store on this machine are seen at once, without this.
+
+        Returns:
+            Whether there was something new.
+
+        Raises:
+            StoreCorruptError: When another store is there now.
+            StoreUnreachableError: When requests failed, and failed again.
+            ClosedError: After `close`.
+        """
+        store = self._opened()
+        return isinstance(store, RemoteStore) and store.refresh()
+
     def flush(self) -> None:
         """Brings everything added so far to the disk, so that it survives a power cut.
 
@@ -701,21 +728,30 @@ def open(
     mode: Literal["r", "r+"] = "r",
     history: bool = False,
     *,
+    follow: bool = False,
+    storage_options: "Mapping[str, Any] | None" = None,
     skip_damaged: bool = False,
     verify: bool = False,
     seed: int | None = None,
     dataset_drop_remainder: bool = False,
     dataset_window_shift: int | None = None,
     options: StoreOptions | None = None,
+    read_options: ReadOptions | None = None,
 ) -> UniformReplayBuffer:
-    """Opens an existing store from its path alone.
+    """Opens an existing store from its path or URL alone.
 
-    Reading needs no write permission, leaves nothing behind, and sees the steps of a writer in another process at once.
+    Reading needs no write permission, leaves nothing in the store, and sees the steps of a writer in another process at
+    once. Of a remote store it sees what was published when it was opened, or last refreshed.
+
+        buffer = diskbuf.open("s3://bucket/runs/cartpole.zarr", storage_options={"anon": True})
 
     Args:
-        path: The store's folder.
+        path: The store's folder, or a URL that fsspec can open: ``s3://``, ``gs://``, ``az://``, ``https://``, ...
         mode: "r" to read, "r+" to also add.
         history: Whether to read from the oldest step still on disk, where the store keeps history.
+        follow: Whether to look for what was published since, at most every `ReadOptions.follow_seconds`, whenever
+            something is read. Of a store on this machine everything is seen at once in any case.
+        storage_options: What fsspec's file system of the URL's protocol takes: keys, endpoints.
         skip_damaged: Whether to read a store of which chunk files are missing or short: the window is then the longest
             run of whole steps, and a warning names the files. Only to read.
         verify: Whether each sealed chunk is checked against its checksum when it is first read; reading one that has
@@ -724,6 +760,7 @@ def open(
         dataset_drop_remainder: As in `UniformReplayBuffer`.
         dataset_window_shift: As in `UniformReplayBuffer`.
         options: How it is synced when written to.
+        read_options: How chunks are read that are compressed, or not here.
 
     Returns:
         The buffer.
@@ -735,6 +772,9 @@ def open(
         StoreMismatchError: When another kind of buffer made it.
         StoreFormatError: When a newer version wrote it.
         StoreCorruptError: When one of its files is missing, short or unreadable.
+        StoreAccessError: When a remote store refuses the credentials.
+        StoreUnreachableError: When requests to it failed, and failed again.
+        MissingExtraError: When the package for the URL's protocol isn't installed.
         OptionError: When an argument is outside its rule.
     """
     if mode not in ("r", "r+"):
@@ -746,23 +786,46 @@ def open(
     reopen = functools.partial(
         open,
         history=history,
+        follow=follow,
+        storage_options=storage_options,
         skip_damaged=skip_damaged,
         verify=verify,
         seed=seed,
         dataset_drop_remainder=dataset_drop_remainder,
         dataset_window_shift=dataset_window_shift,
+        read_options=read_options,
     )
     buffer = UniformReplayBuffer.__new__(UniformReplayBuffer)
     buffer._set_reading(seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift)
-    store, item_format = open_existing(
-        local_path(path),
-        kind=_KIND,
-        is_writable=mode == "r+",
-        reads_history=flag("history", history),
-        options=_options(options),
-        only=_whole_ids(local_path(path)) if flag("skip_damaged", skip_damaged) else None,
-        verifies=flag("verify", verify),
-    )
+    place = place_of(path)
+    is_followed = flag("follow", follow)
+    store: Store
+    if isinstance(place, str):
+        if mode != "r" or flag("skip_damaged", skip_damaged):
+            raise OptionError(
+                f"mode='r+' and skip_damaged must be left out with the URL of a remote store, got {place!r}. Write a "
+                "store here, and publish it with publish_to; or copy it here with diskbuf.copy."
+            )
+        store, item_format = open_remote(
+            place,
+            kind=_KIND,
+            reads_history=flag("history", history),
+            storage_options=storage_options,
+            read_options=_read_options(read_options),
+            is_followed=is_followed,
+        )
+    else:
+        store, item_format = open_existing(
+            place,
+            kind=_KIND,
+            is_writable=mode == "r+",
+            reads_history=flag("history", history),
+            options=_options(options),
+            only=_whole_ids(place) if flag("skip_damaged", skip_damaged) else None,
+            verifies=flag("verify", verify),
+            storage_options=storage_options,
+            read_options=_read_options(read_options),
+        )
     buffer._reopen = reopen if mode == "r" else None
     buffer._remove = _nothing
     buffer._set_store(store, item_format)
@@ -806,6 +869,14 @@ def _options(options: StoreOptions | None) -> StoreOptions:
         return StoreOptions()
     if not isinstance(options, StoreOptions):
         raise OptionError(f"options must be a diskbuf.StoreOptions, got {options!r}.")
+    return options
+
+
+def _read_options(options: ReadOptions | None) -> ReadOptions:
+    if options is None:
+        return ReadOptions()
+    if not isinstance(options, ReadOptions):
+        raise OptionError(f"read_options must be a diskbuf.ReadOptions, got {options!r}.")
     return options
 
 

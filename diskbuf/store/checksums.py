@@ -4,13 +4,13 @@ import dataclasses
 import io
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diskbuf.errors import StoreCorruptError
 from diskbuf.store import files
-from diskbuf.store.layout import ColumnLayout
+from diskbuf.store.layout import STATE_FOLDER, ColumnLayout, chunks_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ class Checksum:
 
 
 class ChecksumTable:
-    """The checksums of a store, by column and chunk.
+    """The checksums of a store by column and chunk; of objects that hold several columns, by their folder and chunk.
 
     Args:
         path: The Arrow file.
@@ -61,44 +61,32 @@ class ChecksumTable:
         """
         if not os.path.lexists(path):
             return cls(path)
-        import pyarrow as pa
-
         try:
-            with pa.OSFile(os.fspath(path), "rb") as source:
-                table = pa.ipc.open_file(source).read_all()
-            table.validate(full=True)
-            columns = table.to_pydict()
-            expected = (table.schema.metadata or {}).get(_OWN_CHECKSUM)  # None in a table written before there was one
-            if expected is not None and expected != _checksum_of_table(columns):
-                raise ValueError("it was changed after it was written")
-            rows = zip(*(columns[name] for name in _schema().names), strict=True)
-            entries = {
-                (column, chunk): Checksum(first_id=first_id, rows=count, bytes=size, crc32c=crc)
-                for column, chunk, first_id, count, size, crc in rows
-            }
-        except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError) as error:
-            raise StoreCorruptError(
-                f"{path} must be a whole Arrow file of checksums, but can't be read: {' '.join(str(error).split())}. "
-                "Delete that file to go on without the checksums, or run diskbuf.repair.",
-                path=str(path),
-            ) from error
-        return cls(path, entries)
+            data = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(str(path), error) from error
+        return cls(path, entries_in(data, place=str(path)))
 
-    def set(self, layout: ColumnLayout, chunk: int, checksum: Checksum) -> None:
+    def set(self, folder: str, chunk: int, checksum: Checksum) -> None:
         """Takes over the checksum of a chunk."""
-        self.entries[layout.file_path, chunk] = checksum
+        self.entries[folder, chunk] = checksum
         self._is_changed = True
 
-    def keep(self, layouts: Iterable[ColumnLayout], first_id: int, next_id: int) -> None:
+    def keep(self, folders: Mapping[str, int], first_id: int, next_id: int) -> None:
         """Forgets what covers rows that are not in [first_id, next_id): evicted chunks, and rows that were lost.
 
         A chunk of which only the first rows are below `first_id` stays.
+
+        Args:
+            folders: The rows of a chunk in each folder.
+            first_id: First id that is kept.
+            next_id: End of what is kept.
         """
         kept = {
-            (layout.file_path, chunk)
-            for layout in layouts
-            for chunk in layout.chunks(first_id, next_id)
-            if (entry := self.entries.get((layout.file_path, chunk))) and entry.first_id + entry.rows <= next_id
+            (folder, chunk)
+            for folder, rows in folders.items()
+            for chunk in chunks_of(first_id, next_id, rows)
+            if (entry := self.entries.get((folder, chunk))) and entry.first_id + entry.rows <= next_id
         }
         if len(kept) < len(self.entries):
             self.entries = {key: self.entries[key] for key in kept}
@@ -112,22 +100,108 @@ class ChecksumTable:
         """
         if not self._is_changed:
             return
-        import pyarrow as pa
-
-        keys = sorted(self.entries)
-        entries = [self.entries[key] for key in keys]
-        columns = {
-            "column": [column for column, _ in keys],
-            "chunk": [chunk for _, chunk in keys],
-            **{field.name: [getattr(entry, field.name) for entry in entries] for field in dataclasses.fields(Checksum)},
-        }
-        schema = _schema().with_metadata({_OWN_CHECKSUM: _checksum_of_table(columns)})
-        table = pa.table(columns, schema=schema)
-        sink = io.BytesIO()
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        files.replace_file(self.path, sink.getvalue(), sync=sync)
+        files.replace_file(self.path, table_of(self.entries), sync=sync)
         self._is_changed = False
+
+
+class ObjectChecksums:
+    """The checksums of a store for those who read its objects, looked up again when one isn't known yet.
+
+    Args:
+        load: Returns the entries as they are now.
+        version: Returns something that changes when they do.
+    """
+
+    def __init__(self, load: Callable[[], dict[tuple[str, int], Checksum]], version: Callable[[], object]) -> None:
+        self._load = load
+        self._version = version
+        self._known: dict[tuple[str, int], Checksum] | None = None
+        self._as_of: object = None
+
+    def of(self, folder: str, chunk: int) -> Checksum | None:
+        """The checksum of the object of a chunk, None when there is none."""
+        found = None if self._known is None else self._known.get((folder, chunk))
+        if found is None and (self._known is None or self._as_of != self._version()):
+            self._as_of = self._version()
+            self._known = self._load()
+            found = self._known.get((folder, chunk))
+        return found
+
+    def forget(self) -> None:
+        """Lets the next look load them again."""
+        self._known = None
+
+    @classmethod
+    def of_store(cls, path: Path) -> "ObjectChecksums":
+        """Those of a store here."""
+        table = path / STATE_FOLDER / CHECKSUM_FILE
+        return cls(lambda: ChecksumTable.load(table).entries, lambda: _stamp(table))
+
+
+def _stamp(path: Path) -> object:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def entries_in(data: bytes, *, place: str) -> dict[tuple[str, int], Checksum]:
+    """Reads a table of checksums.
+
+    Args:
+        data: The Arrow file.
+        place: Where it came from, for messages.
+
+    Returns:
+        The checksums by column, or folder of objects, and chunk.
+
+    Raises:
+        StoreCorruptError: When it isn't a whole one.
+    """
+    import pyarrow as pa
+
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+        table.validate(full=True)
+        columns = table.to_pydict()
+        expected = (table.schema.metadata or {}).get(_OWN_CHECKSUM)  # None in a table written before there was one
+        if expected is not None and expected != _checksum_of_table(columns):
+            raise ValueError("it was changed after it was written")
+        rows = zip(*(columns[name] for name in _schema().names), strict=True)
+        return {
+            (column, chunk): Checksum(first_id=first_id, rows=count, bytes=size, crc32c=crc)
+            for column, chunk, first_id, count, size, crc in rows
+        }
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError) as error:
+        raise _unreadable(place, error) from error
+
+
+def _unreadable(place: str, error: Exception) -> StoreCorruptError:
+    return StoreCorruptError(
+        f"{place} must be a whole Arrow file of checksums, but can't be read: {' '.join(str(error).split())}. "
+        "Delete that file to go on without the checksums, or run diskbuf.repair.",
+        path=place,
+    )
+
+
+def table_of(entries: Mapping[tuple[str, int], Checksum]) -> bytes:
+    """The Arrow file of a table of checksums."""
+    import pyarrow as pa
+
+    keys = sorted(entries)
+    chosen = [entries[key] for key in keys]
+    columns = {
+        "column": [column for column, _ in keys],
+        "chunk": [chunk for _, chunk in keys],
+        **{field.name: [getattr(entry, field.name) for entry in chosen] for field in dataclasses.fields(Checksum)},
+    }
+    schema = _schema().with_metadata({_OWN_CHECKSUM: _checksum_of_table(columns)})
+    table = pa.table(columns, schema=schema)
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
 
 
 def checksum_of(path: Path, layout: ColumnLayout, chunk: int, *, rows: int) -> Checksum:

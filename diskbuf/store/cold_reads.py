@@ -36,6 +36,14 @@ class ColdReads:
         return self.asks
 
 
+class AlwaysAsks(ColdReads):
+    """For rows that have to be fetched from elsewhere: they are always asked for, which costs little when they came."""
+
+    def look(self) -> bool:
+        """Returns True."""
+        return self.asks
+
+
 def _counters() -> tuple[int, int]:
     """Page faults of this process that waited for the disk, and blocks that it had read."""
     if resource is None:

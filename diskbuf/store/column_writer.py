@@ -77,7 +77,9 @@ class ColumnWriter:
 
     def _roll(self, chunk: int) -> None:
         column, layout = self._column, self._column.layout
+        left = self._chunk
         self.close()
+        self._store.leave_chunk(self._number, left)
         path = column.chunk_path(chunk)
         old = column.attached.get(column.slot(chunk), chunk)
         is_hot = False

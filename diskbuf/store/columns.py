@@ -7,10 +7,12 @@ one call a row, needs no address space, and is the plain one that the other is t
 import abc
 import collections
 import contextlib
+import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +27,25 @@ PWRITE_ROW_BYTES = 4096
 GROWING_RESERVATION_BYTES = 2**36
 """Address space that a column which is never overwritten reserves at first; it doubles when that is used up."""
 
+SEALED_RESERVATION_BYTES = 2**40
+"""The same of a column whose chunks are sealed, for good: they can't all be mapped again somewhere else."""
+
 _ALIGNED_BYTES = 2**16
 _ALIGNMENT = 64
+
+
+class OpenedChunk(NamedTuple):
+    """A file that holds the raw rows of a chunk.
+
+    Attributes:
+        descriptor: The file, open; whoever takes this closes it.
+        offset: Where in it the rows begin, a page multiple.
+        is_writable: Whether rows may be written to it.
+    """
+
+    descriptor: int
+    offset: int = 0
+    is_writable: bool = False
 
 
 class Tail(Protocol):
@@ -64,6 +83,10 @@ class Column(abc.ABC):
         layout: How the column is cut into chunks.
         folder: Where its chunk files are.
         writable: Whether rows are written through it.
+
+    Attributes:
+        attached: The chunk in each slot.
+        open_sealed: Opens a chunk that has no raw file in the folder, where there are such.
     """
 
     def __init__(self, layout: ColumnLayout, folder: Path, *, writable: bool) -> None:
@@ -72,36 +95,40 @@ class Column(abc.ABC):
         self.writable = writable
         self._folder_text = os.fspath(folder)
         self.attached: dict[int, int] = {}  # slot: chunk
+        self.open_sealed: Callable[[int], OpenedChunk] | None = None
 
     def chunk_path(self, chunk: int) -> Path:
         """The file that holds a chunk."""
         return self.folder / self.layout.file_name(chunk)
 
-    def open_chunk(self, chunk: int, flags: int) -> int:
-        """Opens the file that holds a chunk; returns its descriptor.
+    def open_chunk(self, chunk: int) -> OpenedChunk:
+        """Opens the raw file of a chunk, for writing too where the column is writable.
 
         Raises:
             FileNotFoundError: When the chunk has no file.
             StoreCorruptError: When the file isn't a whole chunk.
             OSError: When it can't be opened.
         """
-        descriptor = os.open(
-            f"{self._folder_text}/{self.layout.file_name(chunk)}", flags | os.O_CLOEXEC | os.O_NONBLOCK
-        )
+        flags = (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(f"{self._folder_text}/{self.layout.file_name(chunk)}", flags)
         try:
             self.check_size(descriptor, chunk)
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
+        return OpenedChunk(descriptor, is_writable=self.writable)
 
     def slot(self, chunk: int) -> int:
         """Where a chunk lies in a ring; chunks that are never overwritten lie at their own number."""
         return chunk if self.layout.slots is None else chunk % self.layout.slots
 
     @abc.abstractmethod
-    def attach(self, chunk: int) -> None:
+    def attach(self, chunk: int, opened: OpenedChunk | None = None) -> None:
         """Makes a chunk's rows readable, and writable when the column is.
+
+        Args:
+            chunk: Its number.
+            opened: The file that holds them, where that isn't the raw one in the column's folder. It is closed.
 
         Raises:
             FileNotFoundError: When the chunk has no file.
@@ -205,7 +232,8 @@ class MappedColumn(Column):
         self._lane_bytes = layout.lane_bytes
         self._ring_rows = layout.ring_rows
         self._first_chunk = first_chunk if layout.slots is None else 0
-        chunks = 2 * layout.slots if layout.slots else max(1, GROWING_RESERVATION_BYTES // self._pitch)
+        growth = SEALED_RESERVATION_BYTES if layout.is_sealed else GROWING_RESERVATION_BYTES
+        chunks = 2 * layout.slots if layout.slots else max(1, growth // self._pitch)
         self._take_over(Reservation(chunks * self._pitch))
 
     def _take_over(self, reservation: Reservation) -> None:
@@ -219,23 +247,25 @@ class MappedColumn(Column):
         self._view = view
         self._flat = view.reshape(chunks * layout.chunk_rows * layout.lanes, *layout.shape) if self._is_flat else view
 
-    def attach(self, chunk: int) -> None:
-        if self.layout.slots is None:
-            self._make_room(chunk)
-        self._map(chunk, self._reservation)
-        self.attached[self.slot(chunk)] = chunk
-
-    def _map(self, chunk: int, reservation: Reservation) -> None:
-        descriptor = self.open_chunk(chunk, os.O_RDWR if self.writable else os.O_RDONLY)
+    def attach(self, chunk: int, opened: OpenedChunk | None = None) -> None:
+        opened = opened or self.open_chunk(chunk)
         try:
-            if size := self.layout.chunk_bytes:
-                position = self._position(chunk)
-                reservation.map_file(position, descriptor, size=size, writable=self.writable)
-                if self.layout.slots is not None:
-                    position += self.layout.slots * self._pitch
-                    reservation.map_file(position, descriptor, size=size, writable=self.writable)
+            if self.layout.slots is None:
+                self._make_room(chunk)
+            self._map(chunk, opened, self._reservation)
+            self.attached[self.slot(chunk)] = chunk
         finally:
-            os.close(descriptor)
+            os.close(opened.descriptor)
+
+    def _map(self, chunk: int, opened: OpenedChunk, reservation: Reservation) -> None:
+        if not (size := self.layout.chunk_bytes):
+            return
+        position = self._position(chunk)
+        positions = [position] if self.layout.slots is None else [position, position + self.layout.slots * self._pitch]
+        for place in positions:
+            reservation.map_file(
+                place, opened.descriptor, size=size, writable=opened.is_writable, file_offset=opened.offset
+            )
 
     def detach(self, chunk: int) -> None:
         if self.attached.get(self.slot(chunk)) == chunk:
@@ -251,14 +281,21 @@ class MappedColumn(Column):
 
         Other threads read meanwhile, so the new one is taken over when every chunk is in it.
         """
-        if chunk - self._first_chunk >= self._chunks:
-            larger = Reservation(2 * (chunk + 1 - self._first_chunk) * self._pitch)
-            if self._reservation.is_read_randomly:
-                larger.expect_random_reads()
-            for known in sorted(self.attached.values()):
-                with contextlib.suppress(FileNotFoundError):  # cleared since
-                    self._map(known, larger)
-            self._take_over(larger)
+        if chunk - self._first_chunk < self._chunks:
+            return
+        if self.layout.is_sealed:  # what is attached may have no file of its own any more
+            raise OSError(errno.ENOMEM, f"{self.folder}: {os.strerror(errno.ENOMEM)}")
+        larger = Reservation(2 * (chunk + 1 - self._first_chunk) * self._pitch)
+        if self._reservation.is_read_randomly:
+            larger.expect_random_reads()
+        for known in sorted(self.attached.values()):
+            with contextlib.suppress(FileNotFoundError):  # cleared since
+                opened = self.open_chunk(known)
+                try:
+                    self._map(known, opened, larger)
+                finally:
+                    os.close(opened.descriptor)
+        self._take_over(larger)
 
     def offset(self, first_id: int) -> int:
         ring_rows = self._ring_rows
@@ -321,10 +358,13 @@ class FileColumn(Column):
         super().__init__(layout, folder, writable=writable)
         self._open: collections.OrderedDict[int, _Descriptor] = collections.OrderedDict()
 
-    def attach(self, chunk: int) -> None:
-        self._open.pop(self.slot(chunk), None)
+    def attach(self, chunk: int, opened: OpenedChunk | None = None) -> None:
+        slot = self.slot(chunk)
+        self._open.pop(slot, None)
+        if opened is not None:
+            self._open[slot] = _Descriptor(opened)
         self._descriptor(chunk)
-        self.attached[self.slot(chunk)] = chunk
+        self.attached[slot] = chunk
 
     def detach(self, chunk: int) -> None:
         self._open.pop(self.slot(chunk), None)
@@ -334,11 +374,19 @@ class FileColumn(Column):
         slot = self.slot(chunk)
         found = self._open.get(slot)
         if found is None:
-            found = _Descriptor(self.open_chunk(chunk, os.O_RDONLY))
+            found = _Descriptor(self._open_anywhere(chunk))
             self._open[slot] = found
             while len(self._open) > self._MOST_OPEN:
                 self._open.popitem(last=False)
         return found
+
+    def _open_anywhere(self, chunk: int) -> OpenedChunk:
+        try:
+            return self.open_chunk(chunk)
+        except FileNotFoundError:
+            if self.open_sealed is None:
+                raise
+            return self.open_sealed(chunk)
 
     def offset(self, first_id: int) -> int:
         return first_id * self.layout.lanes
@@ -361,7 +409,7 @@ class FileColumn(Column):
         if not target.nbytes:
             return
         descriptor = self._descriptor(chunk)
-        if os.preadv(descriptor.number, [target], offset) != target.nbytes:
+        if os.preadv(descriptor.number, [target], descriptor.offset + offset) != target.nbytes:
             self.check_size(descriptor.number, chunk)
 
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
@@ -386,8 +434,9 @@ class FileColumn(Column):
 class _Descriptor:
     """An open file that closes itself when nobody reads it any more."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, opened: OpenedChunk) -> None:
+        self.number = opened.descriptor
+        self.offset = opened.offset
 
     def __del__(self) -> None:
         os.close(self.number)

@@ -44,7 +44,7 @@ class JournalColumn:
     """What has to be known of a column to find the place of a row in its chunk files.
 
     Attributes:
-        file_path: The column's folder below the store's.
+        file_path: The folder of the column's raw chunk files below the store's.
         axes: Axes of one lane's row.
         row_bytes: Bytes of one id, all lanes.
         chunk_rows: Ids in a chunk file.
@@ -59,7 +59,7 @@ class JournalColumn:
     def of(cls, layout: ColumnLayout) -> "JournalColumn":
         """What of a layout has to be known."""
         return cls(
-            file_path=layout.file_path,
+            file_path=layout.raw_folder,
             axes=len(layout.shape),
             row_bytes=layout.row_bytes,
             chunk_rows=layout.chunk_rows,

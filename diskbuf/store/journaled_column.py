@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.store.columns import Column, Tail
+from diskbuf.store.columns import Column, OpenedChunk, Tail
 
 
 class JournaledColumn(Column):
@@ -25,8 +25,8 @@ class JournaledColumn(Column):
         self._rows = rows
         self.attached = column.attached
 
-    def attach(self, chunk: int) -> None:
-        self._column.attach(chunk)
+    def attach(self, chunk: int, opened: OpenedChunk | None = None) -> None:
+        self._column.attach(chunk, opened)
 
     def detach(self, chunk: int) -> None:
         self._column.detach(chunk)

@@ -81,8 +81,7 @@ class ColumnLayout(Leaf):
 
     def chunks(self, first_id: int, next_id: int) -> range:
         """The chunks that hold ids of [first_id, next_id); none when there are no ids, wherever that is."""
-        stop = -(-next_id // self.chunk_rows)
-        return range(first_id // self.chunk_rows if first_id < next_id else stop, stop)
+        return chunks_of(first_id, next_id, self.chunk_rows)
 
     def file_name(self, chunk: int) -> str:
         """Name of a chunk file inside the column's folder: zarr's default keys with "." as separator.
@@ -97,6 +96,12 @@ class ColumnLayout(Leaf):
         if len(parts) == 3 + len(self.shape) and parts[0] == "c" and parts[1].isdecimal():
             return int(parts[1]) if name == self.file_name(int(parts[1])) else None
         return None
+
+
+def chunks_of(first_id: int, next_id: int, chunk_rows: int) -> range:
+    """The chunks of `chunk_rows` ids that hold ids of [first_id, next_id); none when there are no ids."""
+    stop = -(-next_id // chunk_rows)
+    return range(first_id // chunk_rows if first_id < next_id else stop, stop)
 
 
 def chunk_file_name(chunk: int, axes: int) -> str:

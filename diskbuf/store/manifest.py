@@ -15,9 +15,11 @@ from typing import Any
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError, StoreNotFoundError
 from diskbuf.store import files
-from diskbuf.store.layout import STATE_FOLDER, ColumnLayout, array_document
+from diskbuf.store.layout import STATE_FOLDER, ColumnLayout
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format. A store is written in the oldest one that can say what it is: 1 for chunks that are raw files."""
+
 ZARR_JSON = "zarr.json"
 COPY_FILE = "manifest.json"
 _CHECKSUM = "diskbuf_crc32"
@@ -42,9 +44,9 @@ class Manifest:
         created: When the store was made, ISO 8601 in UTC.
         metadata: The user's own JSON.
         package_version: The diskbuf that wrote the manifest.
-        format: Version of the store's format.
-        layout: How sealed chunks are stored.
-        codec: How they are compressed.
+        layout: How chunks that are full are stored, "zarr" or "arrow".
+        codec: How they are compressed, None for not at all; see `chunk_formats.codecs`.
+        published_to: URL that has chunks which are no longer here; None where all are. Since format 2.
     """
 
     kind: str
@@ -61,16 +63,29 @@ class Manifest:
     created: str
     metadata: Any
     package_version: str
-    format: int = FORMAT
     layout: str = "zarr"
-    codec: None = None
+    codec: dict[str, Any] | None = None
+    published_to: str | None = None
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether chunks that are full are stored otherwise than as the raw files that they were."""
+        return (self.layout, self.codec, self.published_to) != ("zarr", None, None)
+
+    @property
+    def format(self) -> int:
+        """Version of the store's format."""
+        return 2 if self.is_sealed else 1
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as a JSON object."""
-        return dataclasses.asdict(self) | {"runs": list(self.runs)}
+        value = dataclasses.asdict(self) | {"runs": list(self.runs), "format": self.format}
+        if self.format == 1:
+            del value["published_to"]
+        return value
 
     @classmethod
-    def from_json(cls, value: Any, *, path: Path) -> "Manifest":
+    def from_json(cls, value: Any, *, path: Path | str) -> "Manifest":
         """Reads a manifest back.
 
         Args:
@@ -91,14 +106,19 @@ class Manifest:
                 path=str(path),
                 is_newer=True,
             )
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)} | {"format"}
+        if written == 1:
+            names -= {"published_to"}
         if not isinstance(value, dict) or set(value) != names or type(written) is not int or written < 1:
             raise _not_whole(path, f"has {sorted(value)}" if isinstance(value, dict) else f"is {type(value).__name__}")
+        value = {name: entry for name, entry in value.items() if name != "format"}
         manifest = cls(**{**value, "runs": tuple(value["runs"]) if isinstance(value["runs"], list) else value["runs"]})
         manifest._check(path)
+        if written < manifest.format:
+            raise _not_whole(path, f"says format {written}, which has no layout {manifest.layout!r} with a codec")
         return manifest
 
-    def _check(self, path: Path) -> None:
+    def _check(self, path: Path | str) -> None:
         counts = (
             self.batch_size,
             self.generation,
@@ -118,7 +138,12 @@ class Manifest:
             raise _not_whole(path, "has counts that contradict each other")
         if self.max_length is not None and (type(self.max_length) is not int or self.max_length < 1):
             raise _not_whole(path, f"has max_length {self.max_length!r}")
-        if (self.layout, self.codec, type(self.keep_history)) != ("zarr", None, bool):
+        if (
+            self.layout not in {"zarr", "arrow"}
+            or not isinstance(self.codec, dict | None)
+            or not isinstance(self.published_to, str | None)
+            or type(self.keep_history) is not bool
+        ):
             raise _not_whole(
                 path, f"has layout {self.layout!r}, codec {self.codec!r}, keep_history {self.keep_history!r}"
             )
@@ -177,6 +202,35 @@ def read_manifest(store: Path) -> Manifest:
     return _checked(attributes, path=path, advice=advice)
 
 
+def manifest_in(text: bytes, *, place: str) -> Manifest:
+    """Reads the manifest in a zarr.json that came from a remote store.
+
+    Args:
+        text: The object.
+        place: Its URL.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        StoreNotFoundError: When it isn't one of diskbuf's.
+        StoreCorruptError: When it isn't JSON, or isn't what was written.
+        StoreFormatError: When a newer version wrote it, or it isn't whole.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreCorruptError(
+            f"{place} must be JSON, got {len(text)} bytes that are not ({error}). Publish the store again.", path=place
+        ) from error
+    attributes = document.get("attributes") if isinstance(document, dict) else None
+    if not isinstance(attributes, dict) or "diskbuf" not in attributes:
+        raise StoreNotFoundError(
+            f"cannot open {place}: it is not one of diskbuf's. Give the URL of a diskbuf store.", path=place
+        )
+    return _checked(attributes, path=place, advice="Publish the store again")
+
+
 def read_copy(store: Path) -> Manifest | None:
     """Reads the copy of a store's manifest.
 
@@ -233,7 +287,7 @@ def _checksum_of(value: Any) -> str:
     return f"{zlib.crc32(json.dumps(value, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
-def _checked(attributes: dict[str, Any], *, path: Path, advice: str) -> Manifest:
+def _checked(attributes: dict[str, Any], *, path: Path | str, advice: str) -> Manifest:
     value = attributes["diskbuf"]
     try:
         found = _checksum_of(value)
@@ -256,15 +310,12 @@ class ZarrMetadata:
 
     Args:
         store: The store's folder.
-        columns: Its columns.
-        documents: Their zarr documents by file path; made anew when None.
+        documents: The zarr documents of its arrays by file path; a layout that isn't zarr's has none.
     """
 
-    def __init__(self, store: Path, columns: list[ColumnLayout], *, documents: dict[str, Any] | None = None) -> None:
+    def __init__(self, store: Path, documents: dict[str, Any]) -> None:
         self.store = store
-        self._arrays = (
-            {column.file_path: array_document(column) for column in columns} if documents is None else documents
-        )
+        self._arrays = documents
 
     @classmethod
     def read(cls, store: Path, columns: list[ColumnLayout]) -> "ZarrMetadata":
@@ -284,7 +335,7 @@ class ZarrMetadata:
                 raise StoreCorruptError(
                     f"{path} must be a zarr array's metadata, got {error}. Restore that file.", path=str(path)
                 ) from error
-        return cls(store, columns, documents=documents)
+        return cls(store, documents)
 
     def create(self, *, sync: bool) -> None:
         """Makes the folders of all columns and groups and the groups' documents."""
@@ -295,29 +346,30 @@ class ZarrMetadata:
             if sync:
                 files.sync_folder(self.store / group)
 
-    def commit(self, manifest: Manifest, *, sync: bool, with_copy: bool = True) -> None:
+    def commit(self, manifest: Manifest, *, sync: bool, with_copy: bool = True, length: int | None = None) -> None:
         """Writes the arrays' lengths and then the manifest.
 
         Args:
             manifest: What the store is and holds.
             sync: Whether it is on the disk when this returns.
+            length: Length of the arrays; None for all that the manifest counts.
             with_copy: Whether the manifest's copy is written too; not while the store is being made, so that a copy
                 without zarr.json always tells of a store that lost it.
 
         Raises:
             OSError: When a file can't be written; each file is then the old one or the new one.
         """
-        root = self.root_document(manifest)
+        root = self.root_document(manifest, length=length)
         for file_path, document in self._arrays.items():
             files.replace_file(self.store / file_path / ZARR_JSON, _dump(document), sync=sync)
         if with_copy:
             files.replace_file(_copy_path(self.store), _dump(_attributes_of(manifest)), sync=sync)
         files.replace_file(self.store / ZARR_JSON, _dump(root), sync=sync)
 
-    def root_document(self, manifest: Manifest) -> dict[str, Any]:
-        """The zarr v3 metadata of the store's group; the arrays' lengths are then the manifest's."""
+    def root_document(self, manifest: Manifest, *, length: int | None = None) -> dict[str, Any]:
+        """The zarr v3 metadata of the store's group; the arrays' lengths are then `length`, or the manifest's."""
         for document in self._arrays.values():
-            document["shape"][0] = manifest.next_id
+            document["shape"][0] = manifest.next_id if length is None else length
         members = {group: group_document() for group in self._groups()} | self._arrays
         return group_document() | {
             "attributes": _attributes_of(manifest),
@@ -361,7 +413,7 @@ def _is_power_of_two(number: int) -> bool:
     return number >= 1 and number & (number - 1) == 0
 
 
-def _not_whole(path: Path, what: str) -> StoreFormatError:
+def _not_whole(path: Path | str, what: str) -> StoreFormatError:
     return StoreFormatError(
         f"manifest in {path} must be a whole one of format {FORMAT}, but it {what}. Restore that file, "
         "or run diskbuf.repair.",

@@ -53,14 +53,15 @@ class Reservation:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         self._address = self._checked(self._mmap(None, size, mmap.PROT_READ, flags, -1, 0))
 
-    def map_file(self, offset: int, descriptor: int, *, size: int, writable: bool) -> None:
-        """Maps the first `size` bytes of a file at `offset`, over whatever is mapped there.
+    def map_file(self, offset: int, descriptor: int, *, size: int, writable: bool, file_offset: int = 0) -> None:
+        """Maps `size` bytes of a file at `offset`, over whatever is mapped there.
 
         Args:
             offset: Where in the reservation, a page multiple.
             descriptor: The open file; may be closed afterwards.
             size: Bytes to map. The file must be that long: reading past its end kills the process.
             writable: Whether writes go to the file; the descriptor must be open for writing then.
+            file_offset: Where in the file, a page multiple.
 
         Raises:
             OSError: When the mapping can't be made (ENOMEM when there are too many).
@@ -71,7 +72,7 @@ class Reservation:
             )
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = self._address + offset
-        self._checked(self._mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0))
+        self._checked(self._mmap(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, descriptor, file_offset))
         if self.is_read_randomly:
             self._madvise(address, size, mmap.MADV_RANDOM)
 

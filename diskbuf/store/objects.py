@@ -27,6 +27,14 @@ class ByteRange:
 class Objects(abc.ABC):
     """Objects by name, "/" between folders, below one root. Safe to be used by several threads."""
 
+    has_versions = False
+    """Whether `version` tells something, at little cost."""
+
+    def local_path(self, name: str) -> Path | None:
+        """The file of an object, where it is one of this machine; there need not be one."""
+        del name
+        return None
+
     @abc.abstractmethod
     def place(self, name: str) -> str:
         """What to call an object in messages: its path or URL; of "" the root's."""
@@ -88,6 +96,12 @@ class LocalObjects(Objects):
         self.folder = folder
         self._sync = sync
 
+    has_versions = True
+
+    def local_path(self, name: str) -> Path | None:
+        """Its path."""
+        return self.folder / name
+
     def place(self, name: str) -> str:
         """Its path."""
         return os.fspath(self.folder / name) if name else os.fspath(self.folder)
@@ -122,3 +136,61 @@ class LocalObjects(Objects):
     def delete(self, name: str) -> None:
         """Unlinks it."""
         (self.folder / name).unlink(missing_ok=True)
+
+
+class FallbackObjects(Objects):
+    """Objects of one place, and those that aren't there from another one, for reading.
+
+    Args:
+        first: Where to look first, usually here.
+        second: Where to look next.
+    """
+
+    def __init__(self, first: Objects, second: Objects) -> None:
+        self._first = first
+        self._second = second
+
+    def place(self, name: str) -> str:
+        """The second one's: there it should have been."""
+        return self._second.place(name)
+
+    def local_path(self, name: str) -> Path | None:
+        """The first one's, where there is a file."""
+        path = self._first.local_path(name)
+        return path if path is not None and path.exists() else None
+
+    def read_many(self, ranges: Sequence[ByteRange]) -> list[bytes]:
+        """Reads from the first one what is there, and then the rest at once."""
+        found: list[bytes | None] = []
+        for wanted in ranges:
+            try:
+                found.append(self._first.read_many([wanted])[0])
+            except FileNotFoundError:
+                found.append(None)
+        rest = iter(self._second.read_many([w for w, data in zip(ranges, found, strict=True) if data is None]))
+        return [next(rest) if data is None else data for data in found]
+
+    def size(self, name: str) -> int:
+        """Of the first one that has it."""
+        try:
+            return self._first.size(name)
+        except FileNotFoundError:
+            return self._second.size(name)
+
+    def version(self, name: str) -> str | None:
+        """None: what is here now is there later."""
+        del name
+        return None
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Not for writing."""
+        raise NotImplementedError("writers know where they write to")
+
+    def delete(self, name: str) -> None:
+        """Not for writing."""
+        raise NotImplementedError("writers know where they write to")
+
+    def close(self) -> None:
+        """Closes both."""
+        self._first.close()
+        self._second.close()

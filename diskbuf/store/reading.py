@@ -2,12 +2,13 @@
 
 import contextlib
 import errno
+import functools
 import os
 import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import ClosedError, StoreCorruptError, StoreFormatError, WindowError
+from diskbuf.options import ReadOptions
 from diskbuf.store import mapping
-from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, rot_in
-from diskbuf.store.cold_reads import ColdReads
-from diskbuf.store.columns import Column, FileColumn, MappedColumn, aligned_empty
+from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, ObjectChecksums, rot_in
+from diskbuf.store.chunk_formats import chunk_format_of
+from diskbuf.store.chunk_source import ChunkSource
+from diskbuf.store.cold_reads import AlwaysAsks, ColdReads
+from diskbuf.store.columns import Column, FileColumn, MappedColumn, OpenedChunk, aligned_empty
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.journal import JournalColumn, journal_of_store, read_journal
 from diskbuf.store.journaled_column import JournaledColumn
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
 from diskbuf.store.manifest import Manifest, read_manifest
 from diskbuf.store.mapped_view import ATTACHED_TO, DETACH_AT, DETACHED_TO, LIMITS, VIEW, MappedRows, MappedView
+from diskbuf.store.objects import FallbackObjects, LocalObjects, Objects
+from diskbuf.store.residents import Residents
 
 EVERY_ID = sys.maxsize
 """Above every id."""
@@ -56,6 +62,8 @@ class Store:
         is_mapped: Whether chunk files are mapped; reading them call by call is slower and gives the same answers.
         only: Ids to read, whatever the window is; for a store of which the others are damaged.
         verifies: Whether chunks are checked against their checksums when rows of them are first read.
+        read_options: How chunks are read that can't be mapped where they are.
+        remote: Where chunks are that are no longer here; None where all are.
 
     Raises:
         StoreNotFoundError: When there is no store.
@@ -78,8 +86,15 @@ class Store:
         is_mapped: bool = True,
         only: tuple[int, int] | None = None,
         verifies: bool = False,
+        read_options: ReadOptions | None = None,
+        remote: Objects | None = None,
     ) -> None:
-        self.path = path
+        self.path: Path | str = path
+        self._folder = path
+        self._read_options = ReadOptions() if read_options is None else read_options
+        self._remote = remote
+        self._residents: Residents | None = None
+        self._whole: tuple[int, int, int] | None = None  # ids that are attached all, as of so many let go of
         self._leaves = tuple(leaves)
         self._reads_history = reads_history
         self._is_mapped = is_mapped and mapping.is_supported()
@@ -100,7 +115,7 @@ class Store:
 
     def _open_header(self) -> LiveHeader | None:
         try:
-            return LiveHeader(self.path / STATE_FOLDER / HEADER_FILE, writable=self._writable)
+            return LiveHeader(self._folder / STATE_FOLDER / HEADER_FILE, writable=self._writable)
         except FileNotFoundError:
             return None
 
@@ -108,7 +123,7 @@ class Store:
         """Looks at everything anew: at the opening, and when the epoch says that another writer has begun."""
         with self._attaching:
             epoch = self._epoch_on_disk() if self._header is None else self._header.words[EPOCH]
-            manifest = read_manifest(self.path)
+            manifest = self._read_manifest()
             if self._only is None:
                 extent = stored_extent(manifest, self._header)
             else:
@@ -116,6 +131,9 @@ class Store:
             self._warn_of_lost_steps(manifest, extent)
             self._take(manifest, extent)
             self._epoch = epoch
+
+    def _read_manifest(self) -> Manifest:
+        return read_manifest(self._folder)
 
     def _warn_of_lost_steps(self, manifest: Manifest, extent: Extent) -> None:
         """Tells of steps that were added but not synced when the machine stopped, or before the store was copied."""
@@ -134,25 +152,77 @@ class Store:
         """Takes over what the files say and attaches the chunks of the window."""
         self._view += 1
         self.manifest = manifest
-        self._unverified = self._checksums_of(extent) if self._verifies else {}
+        self._unverified = self._checksums_of(extent) if self._verifies and not manifest.is_sealed else {}
         header = self._header
         self._words = header.words if header is not None and header.is_live else None
         self._fence = _nothing if header is None else header.fence
         self._set_extent(extent)
-        layouts = column_layouts(self._leaves, manifest, path=self.path)
+        layouts = column_layouts(self._leaves, manifest, path=self._folder)
         rings = [layout.ring_rows - layout.chunk_rows for layout in layouts if layout.ring_rows is not None]
         self._keeps = min(rings, default=EVERY_ID)
         self.lane_bytes = sum(layout.lane_bytes for layout in layouts)
         self.columns = [
             self._make_column(layout, first_chunk=self._static[0] // layout.chunk_rows) for layout in layouts
         ]
+        self._seal(layouts)
         self._attach(self._static)
         if not self._writable:
             self._lay_over()
 
+    def _seal(self, layouts: Sequence[ColumnLayout]) -> None:
+        """Makes chunks come when their rows are asked for, where they aren't raw files."""
+        if self._residents is not None:
+            self._residents.close()
+        self._whole = None
+        self._residents = None
+        if not self._is_fetched:
+            return
+        source = self._make_source(layouts)
+        self._residents = Residents(
+            self.columns,
+            source,
+            attach_chunk=_weakly(self.attach_chunk),
+            rows_in=_weakly(self._rows_in),
+            most_bytes=self._read_options.cache_bytes,
+            prefetch_chunks=self._read_options.prefetch_chunks,
+            has_raw_files=self._has_raw_files,
+            lock=self._attaching,
+        )
+        groups = {number: group for group, numbers in enumerate(source.chunk_format.groups) for number in numbers}
+        for number, column in enumerate(self.columns):
+            column.open_sealed = functools.partial(_open_sealed, source, groups[number], number)
+        self.cold_reads = AlwaysAsks()
+
+    @property
+    def _is_fetched(self) -> bool:
+        """Whether chunks come when their rows are asked for."""
+        return self.manifest.is_sealed
+
+    _has_raw_files = True
+
+    def _make_source(self, layouts: Sequence[ColumnLayout]) -> ChunkSource:
+        manifest = self.manifest
+        here = LocalObjects(self._folder)
+        return ChunkSource(
+            chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec),
+            here if self._remote is None else FallbackObjects(here, self._remote),
+            self._read_options,
+            name=f"{self.path}\n{manifest.created}",
+            checksum_of=ObjectChecksums.of_store(self._folder).of if self._verifies else _no_checksum,
+            verifies=self._verifies,
+        )
+
+    def _rows_in(self, number: int, chunk: int) -> int:
+        """How many rows of a chunk are in the window, counted from the chunk's first."""
+        first_id, next_id = self._bounds()
+        rows = self.columns[number].layout.chunk_rows
+        if chunk < 0 or (chunk + 1) * rows <= first_id:
+            return 0
+        return max(0, min(rows, next_id - chunk * rows))
+
     def _lay_over(self) -> None:
         """Takes rows that only the journal has from there."""
-        journaled = journal_of_store(self.path)
+        journaled = journal_of_store(self._folder)
         if journaled is None:
             return
         for number, column in enumerate(self.columns):
@@ -164,7 +234,7 @@ class Store:
 
     def _checksums_of(self, extent: Extent) -> dict[tuple[str, int], Checksum]:
         """The checksums of rows that are certain; a power cut may have left some of rows that were never synced."""
-        entries = ChecksumTable.load(self.path / STATE_FOLDER / CHECKSUM_FILE).entries
+        entries = ChecksumTable.load(self._folder / STATE_FOLDER / CHECKSUM_FILE).entries
         return {key: entry for key, entry in entries.items() if entry.first_id + entry.rows <= extent.next_id}
 
     def _set_extent(self, extent: Extent) -> None:
@@ -179,7 +249,7 @@ class Store:
         self._detach_at = EVERY_ID
 
     def _make_column(self, layout: ColumnLayout, *, first_chunk: int) -> Column:
-        folder = self.path / layout.file_path
+        folder = self._folder / layout.raw_folder
         if self._is_mapped and layout.row_bytes:
             try:
                 return MappedColumn(layout, folder, writable=self._writable, first_chunk=first_chunk)
@@ -188,12 +258,18 @@ class Store:
                     raise
         return FileColumn(layout, folder, writable=self._writable)
 
-    def attach_chunk(self, number: int, chunk: int) -> None:
-        """Attaches a chunk of a column; a column that can't be mapped any further is read call by call from then on."""
+    def attach_chunk(self, number: int, chunk: int, opened: OpenedChunk | None = None) -> None:
+        """Attaches a chunk of a column; a column that can't be mapped any further is read call by call from then on.
+
+        Args:
+            number: Which column.
+            chunk: Which chunk.
+            opened: The file that holds it, where that isn't the raw one in the column's folder. It is closed.
+        """
         mapped = self.columns[number]
         place = mapped.flat
         try:
-            mapped.attach(chunk)
+            mapped.attach(chunk, opened)
             if mapped.flat is not place:  # it has moved to more address space
                 self._view += 1
             return
@@ -201,6 +277,7 @@ class Store:
             if error.errno != errno.ENOMEM:
                 raise
         plain = FileColumn(mapped.layout, mapped.folder, writable=self._writable)
+        plain.open_sealed = mapped.open_sealed
         plain.attached.update(mapped.attached)
         plain.attach(chunk)
         self._view += 1
@@ -210,6 +287,12 @@ class Store:
         """Attaches every chunk of the window that isn't yet, and lets go of those that lie wholly before it."""
         with self._attaching:
             first_id, next_id = window
+            if self._residents is not None:
+                self._residents.let_go_below(first_id)
+                self._attached_to = EVERY_ID
+                smallest = min(column.layout.chunk_rows for column in self.columns)
+                self._detach_at = (first_id // smallest + 1) * smallest
+                return
             reached = detach_at = EVERY_ID
             detached_to = self._detached_to
             self._detached_to = max(detached_to, first_id)  # before any row goes: readers look at it after they read
@@ -325,7 +408,7 @@ class Store:
     def _epoch_on_disk(self) -> int:
         """The epoch in the header file, where it isn't mapped; 0 without a file."""
         try:
-            with open(self.path / STATE_FOLDER / HEADER_FILE, "rb", buffering=0) as file:
+            with open(self._folder / STATE_FOLDER / HEADER_FILE, "rb", buffering=0) as file:
                 words = os.pread(file.fileno(), 8, 8 * EPOCH)
         except OSError:
             return 0
@@ -361,6 +444,8 @@ class Store:
             For each column [*K, *shape], freshly allocated; None when the writer overwrote some of them meanwhile, so
             that the window has to be read again.
         """
+        if self._residents is not None and not self._is_whole(first_id, rows):
+            return self._fetch(first_id, rows)
         epoch = self._epoch
         shifted: dict[int, NDArray[np.int64]] = {}  # columns that begin at the same row share the index
         found = []
@@ -377,11 +462,71 @@ class Store:
             if first_id >= self._intact_from(epoch):
                 raise
             return None
+        if self._residents is not None:  # rows never change there, but chunks may have been let go of
+            return found if self._is_whole(first_id, rows) else self._fetch(first_id, rows)
         intact_from = self._intact_from(epoch)
         if first_id >= intact_from:
             return found
         lowest = first_id + int(rows.min(initial=EVERY_ID)) // self.manifest.batch_size
         return found if lowest >= intact_from else None
+
+    def _is_whole(self, first_id: int, rows: NDArray[np.int64]) -> bool:
+        """Whether rows are of ids that are attached all, and were since they were found to be."""
+        whole, residents = self._whole, self._residents
+        if whole is None or residents is None or whole[2] != residents.detached or first_id < whole[0]:
+            return False
+        return first_id + int(rows.max(initial=0)) // self.manifest.batch_size < whole[1]
+
+    def _fetch(self, first_id: int, rows: NDArray[np.int64]) -> list[NDArray[Any]] | None:
+        """As `gather`, where chunks have to be fetched first."""
+        residents = self._residents
+        if residents is None:
+            return None  # another thread has looked at everything anew
+        columns = list(self.columns)
+        ids = first_id + rows // self.manifest.batch_size
+        try:
+            residents.ask(self._chunks_of(np.unique(ids)))
+            found = [
+                residents.take(number, ids, rows + column.offset(first_id)) for number, column in enumerate(columns)
+            ]
+        except FileNotFoundError as error:
+            self._check_was_evicted(int(ids.min(initial=EVERY_ID)), error)
+            return None
+        self._look_whether_whole()
+        return found
+
+    def _chunks_of(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """The chunks, (column, chunk) each, that hold ids; those of the first ids first."""
+        by_rows = {rows: np.unique(ids // rows).tolist() for rows in {c.layout.chunk_rows for c in self.columns}}
+        pairs = [
+            (chunk * column.layout.chunk_rows, number, chunk)
+            for number, column in enumerate(self.columns)
+            for chunk in by_rows[column.layout.chunk_rows]
+        ]
+        return [(number, chunk) for _, number, chunk in sorted(pairs)]
+
+    def _check_was_evicted(self, first_id: int, error: FileNotFoundError) -> None:
+        """Raises when a chunk that must be there isn't."""
+        if first_id < self._bounds()[0]:
+            return
+        place = error.filename or str(error)
+        raise StoreCorruptError(
+            f"chunk file {place} must be there for ids from {first_id}, but is missing. "
+            "Restore that file, or run diskbuf.repair.",
+            path=str(place),
+        ) from error
+
+    def _look_whether_whole(self) -> None:
+        """Notes when everything is attached: rows are read without a look at each chunk from then on."""
+        residents = self._residents
+        if residents is None:
+            return
+        detached = residents.detached
+        window = self._bounds()
+        if self._whole is not None and self._whole[2] == detached and self._whole[1] >= window[1]:
+            return
+        if residents.has_all(window):
+            self._whole = (*window, detached)
 
     def read_range(self, first_id: int, next_id: int) -> list[NDArray[Any]] | None:
         """Copies all lanes of consecutive ids, less those at the beginning that the writer overwrites meanwhile.
@@ -397,9 +542,12 @@ class Store:
         try:
             if self._unverified:
                 self._verify(np.arange(first_id, next_id))
-            found = [_read_range(column, first_id, next_id) for column in self.columns]
-        except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
-            if first_id >= self._intact_from(epoch):
+            found = [self._read_range(number, first_id, next_id) for number in range(len(self.columns))]
+        except FileNotFoundError as error:
+            # the chunk was evicted since the window was read, or else it is missing
+            if self._residents is not None:
+                self._check_was_evicted(first_id, error)
+            elif first_id >= self._intact_from(epoch):
                 raise
             return None
         lost = self._intact_from(epoch) - first_id
@@ -418,6 +566,8 @@ class Store:
         epoch = self._epoch
         columns = [(column.flat, column.layout) for column in self.columns]
         if self._verifies or any(flat is None and layout.row_bytes for flat, layout in columns):
+            return None
+        if self._residents is not None:
             return None
         if header is None or not STORES_IN_ORDER or not (self._words is not None or self._says_the_same(header)):
             return None
@@ -449,6 +599,9 @@ class Store:
             first_id: The id that `rows` counts from.
             rows: [*K] flat rows ``(id - first_id) * lanes + lane``, inside the window.
         """
+        if self._residents is not None:
+            self._residents.ask(self._chunks_of(first_id + np.unique(rows // self.manifest.batch_size)))
+            return
         for column in self.columns:
             if self.cold_reads.is_crowded:
                 column.expect_random_reads()
@@ -477,16 +630,35 @@ class Store:
                     )
                 self._unverified.pop((layout.file_path, chunk), None)
 
+    def _read_range(self, number: int, first_id: int, next_id: int) -> NDArray[Any]:
+        column, residents = self.columns[number], self._residents
+        layout = column.layout
+        out = np.empty((layout.lanes, next_id - first_id, *layout.shape), layout.dtype)
+        for start, count in _pieces(first_id, next_id, layout.chunk_rows):
+            at = start - first_id
+            chunks = [start // layout.chunk_rows]
+            with (
+                contextlib.nullcontext()
+                if residents is None or not layout.row_bytes
+                else residents.hold(number, chunks)
+            ):
+                out[:, at : at + count] = self.columns[number].read_span(start, count).swapaxes(0, 1)
+        return out
+
     def abandon(self) -> None:
         """Goes on without its threads: for the copy of this store in a forked child.
 
         The parent's threads don't exist there, nor will the lock that one of them held ever be freed.
         """
         self._attaching = threading.RLock()
+        if self._residents is not None:
+            self._residents.abandon(self._attaching)
 
     def close(self) -> None:
         """Closes the files; closing twice is fine. Arrays handed out stay valid."""
         self._view += 1
+        if self._residents is not None:
+            self._residents.close()
         header, self._header = self._header, None
         if header is not None:
             header.close()
@@ -511,13 +683,15 @@ class Store:
             StoreCorruptError: When a chunk file is missing, short or has rotten.
         """
         epoch = self._epoch
-        columns = [self.columns[number] for number in numbers]
         try:
             if self._unverified:
-                self._verify(np.arange(first_id, next_id), columns)
-            found = [_read_range(column, first_id, next_id) for column in columns]
-        except FileNotFoundError:  # the chunk was evicted since the window was read, or else it is missing
-            if first_id >= self._intact_from(epoch):
+                self._verify(np.arange(first_id, next_id), [self.columns[number] for number in numbers])
+            found = [self._read_range(number, first_id, next_id) for number in numbers]
+        except FileNotFoundError as error:
+            # the chunk was evicted since the window was read, or else it is missing
+            if self._residents is not None:
+                self._check_was_evicted(first_id, error)
+            elif first_id >= self._intact_from(epoch):
                 raise
             return None
         lost = self._intact_from(epoch) - first_id
@@ -542,13 +716,27 @@ def _nothing() -> None:
     pass
 
 
-def _read_range(column: Column, first_id: int, next_id: int) -> NDArray[Any]:
-    layout = column.layout
-    out = np.empty((layout.lanes, next_id - first_id, *layout.shape), layout.dtype)
-    for start, count in _pieces(first_id, next_id, layout.chunk_rows):
-        at = start - first_id
-        out[:, at : at + count] = column.read_span(start, count).swapaxes(0, 1)
-    return out
+def _open_sealed(source: ChunkSource, group: int, number: int, chunk: int) -> OpenedChunk:
+    rows = source.chunk_format.layouts[number].chunk_rows
+    return source.open(group, chunk, rows=rows, columns=[number])[number]
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a method without keeping its object alive: a forgotten store closes at once."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Any:
+        found = reference()
+        if found is None:
+            raise ReferenceError("the store is gone")
+        return found(*arguments)
+
+    return call
+
+
+def _no_checksum(folder: str, chunk: int) -> Checksum | None:
+    del folder, chunk
+    return None
 
 
 def _pieces(first_id: int, next_id: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
@@ -588,7 +776,8 @@ def column_layouts(leaves: Sequence[Leaf], manifest: Manifest, *, path: Path) ->
                 **vars(leaf),
                 lanes=manifest.batch_size,
                 chunk_rows=rows,
-                slots=None if ring_length is None else ring_slots(ring_length, rows),
+                slots=None if ring_length is None or manifest.is_sealed else ring_slots(ring_length, rows),
+                is_sealed=manifest.is_sealed,
             )
         )
     return layouts

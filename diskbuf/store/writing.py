@@ -8,13 +8,14 @@ import atexit
 import contextlib
 import dataclasses
 import errno
+import functools
 import itertools
 import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,11 @@ from numpy import ndarray
 from numpy.typing import NDArray
 
 from diskbuf.errors import BusyError, ReadOnlyError, StoreCorruptError
-from diskbuf.options import StoreOptions
+from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of
+from diskbuf.store.chunk_formats import chunk_format_of
+from diskbuf.store.chunk_source import close_all
 from diskbuf.store.column_writer import ColumnWriter
 from diskbuf.store.columns import Column, Tail
 from diskbuf.store.header import EPOCH, FLOOR, GENERATION, NEXT, STORES_IN_ORDER, Extent, LiveHeader
@@ -34,8 +37,10 @@ from diskbuf.store.keeper import COMMIT_SECONDS, Keeper
 from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, Leaf
 from diskbuf.store.lock import WriterLock
 from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
+from diskbuf.store.objects import Objects
 from diskbuf.store.quarantine import move_to_quarantine, quarantine_of, quarantined_bytes
 from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
+from diskbuf.store.sealing import Sealer
 
 _MOST_PACKED_BYTES = 2**13
 _MOST_LOST_BYTES = 2**30  # what a quarantine may grow to by power cuts
@@ -87,8 +92,15 @@ def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync
     """
     extent = Extent(generation=manifest.generation, floor=manifest.first_id, next_id=manifest.next_id)
     LiveHeader.create(path / STATE_FOLDER / HEADER_FILE, extent, sync=sync)
-    metadata = ZarrMetadata(path, column_layouts(leaves, manifest, path=path))
+    layouts = column_layouts(leaves, manifest, path=path)
+    chunk_format = chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec)
+    metadata = ZarrMetadata(path, chunk_format.documents())
     metadata.create(sync=sync)
+    for layout in layouts:
+        folder = path / layout.raw_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if sync and layout.is_sealed:
+            files.sync_folder(folder.parent)
     if sync:  # all names before the manifest's, with which it is a store that others go on with
         files.sync_folder(path)
         files.sync_folder(path.parent)
@@ -109,6 +121,8 @@ class WritableStore(Store):
         is_durable: Whether anything is ever synced; False for a store that goes with its buffer.
         reads_history: Whether rows that have left the window count, where the store keeps them.
         is_mapped: Whether chunk files are mapped.
+        read_options: How chunks are read that are sealed.
+        remote: Where chunks are that are no longer here; None where all are.
 
     Raises:
         StoreFormatError: When this version can't read it.
@@ -131,6 +145,8 @@ class WritableStore(Store):
         is_durable: bool = True,
         reads_history: bool = False,
         is_mapped: bool = True,
+        read_options: ReadOptions | None = None,
+        remote: Objects | None = None,
     ) -> None:
         self._lock_file = lock
         self._options = options
@@ -155,16 +171,20 @@ class WritableStore(Store):
         self._journal: Journal | None = None
         self._is_record_sure = True  # False when its sync failed: the one on the disk is either that or `_durable`
         self._sealed_to: dict[str, int] = {}
-        super().__init__(path, leaves, reads_history=reads_history, is_mapped=is_mapped)
+        self._sealer: Sealer | None = None
+        self._evict_at = 0  # when the window begins there, a chunk may have left it
+        super().__init__(
+            path, leaves, reads_history=reads_history, is_mapped=is_mapped, read_options=read_options, remote=remote
+        )
         if is_durable:
             _writable_stores.add(self)
 
     # ---- opening
 
     def _open_header(self) -> LiveHeader:
-        path = self.path / STATE_FOLDER / HEADER_FILE
+        path = self._folder / STATE_FOLDER / HEADER_FILE
         if not path.exists():
-            LiveHeader.create(path, stored_extent(read_manifest(self.path), None), sync=self._is_durable)
+            LiveHeader.create(path, stored_extent(read_manifest(self._folder), None), sync=self._is_durable)
         return LiveHeader(path, writable=True)
 
     def _load(self) -> None:
@@ -173,7 +193,7 @@ class WritableStore(Store):
             super()._load()
             return
         header = self._writers_header
-        stored = read_manifest(self.path)
+        stored = read_manifest(self._folder)
         extent = stored_extent(stored, header)
         self._warn_of_lost_steps(stored, extent)
         durable = header.durable or extent
@@ -187,7 +207,12 @@ class WritableStore(Store):
         )
         self._take(manifest, dataclasses.replace(extent, floor=floor))
         self._layouts = [column.layout for column in self.columns]
-        self._documents = ZarrMetadata.read(self.path, self._layouts)
+        self._make_sealer(extent, floor)
+        self._documents = (
+            ZarrMetadata.read(self._folder, self._layouts)
+            if self._residents is None
+            else ZarrMetadata(self._folder, self._residents.source.chunk_format.documents())
+        )
         self._checksums = self._load_checksums(extent.next_id)
 
         header.unseal()
@@ -200,6 +225,7 @@ class WritableStore(Store):
             header.words[FLOOR] = extent.floor
         else:  # before this boot counts as the one that wrote everything
             self._set_lost_chunks_aside(extent.next_id)
+        self._make_tails(extent.next_id)
         self._commit(dataclasses.replace(extent, floor=floor))
         header.begin(dataclasses.replace(extent, floor=floor))
         self._words = self._live = header.words
@@ -212,17 +238,36 @@ class WritableStore(Store):
         ]
         self._remove_leftovers(floor, extent.next_id)
 
+    def _make_sealer(self, extent: Extent, floor: int) -> None:
+        if self._residents is None:
+            return
+        self._sealer = Sealer(
+            self._folder,
+            self._residents.source.chunk_format,
+            first_id=self._oldest_id(floor),
+            next_id=extent.next_id,
+            sync=self._is_durable,
+            may_be_elsewhere=self.manifest.published_to is not None,
+        )
+
     def _load_checksums(self, next_id: int) -> ChecksumTable:
         """Takes the checksums over that are still right; those of rows that were lost must not outlive this."""
-        path = self.path / STATE_FOLDER / CHECKSUM_FILE
+        path = self._folder / STATE_FOLDER / CHECKSUM_FILE
         try:
             table = ChecksumTable.load(path)
         except StoreCorruptError as error:
             warnings.warn(f"{error} The checksums are made anew.", RuntimeWarning, stacklevel=6)
             table = ChecksumTable(path)
-        table.keep(self._layouts, self._oldest_id(self._static[0]), next_id)
+        table.keep(self._folders, self._oldest_id(self._static[0]), next_id)
         table.save(sync=self._is_durable)
         return table
+
+    @property
+    def _folders(self) -> Mapping[str, int]:
+        """The rows of a chunk in each folder that has checksums."""
+        if self._sealer is not None:
+            return self._sealer.folders
+        return {layout.file_path: layout.chunk_rows for layout in self._layouts}
 
     def _oldest_id(self, first_id: int) -> int:
         """The first id that must be on disk, when the window begins at `first_id`."""
@@ -252,10 +297,27 @@ class WritableStore(Store):
                 chunk = column.layout.chunk_of_name(name)
                 if chunk is not None and chunk not in kept:
                     (column.folder / name).unlink()
+        if self._sealer is not None:
+            for path in self._sealer.objects_outside(lowest, next_id):
+                path.unlink(missing_ok=True)
+            self._sealer.remove_sealed_raw()
         self._documents.remove_temporaries()
-        (self.path / STATE_FOLDER / JOURNAL_FILE).unlink(missing_ok=True)
+        (self._folder / STATE_FOLDER / JOURNAL_FILE).unlink(missing_ok=True)
         for name in (HEADER_FILE, CHECKSUM_FILE, JOURNAL_FILE):
-            files.temporary_of(self.path / STATE_FOLDER / name).unlink(missing_ok=True)
+            files.temporary_of(self._folder / STATE_FOLDER / name).unlink(missing_ok=True)
+
+    def _make_tails(self, next_id: int) -> None:
+        """Makes raw files of the chunks that this run goes on in, where they are sealed."""
+        if self._sealer is None or self._residents is None:
+            return
+        for group, columns, chunk in self._sealer.tails_missing(next_id):
+            rows = next_id % self._sealer.rows_of(group)
+            opened = self._residents.source.open(group, chunk, rows=rows, columns=columns)
+            try:
+                for number, found in opened.items():
+                    self._sealer.put_raw(number, chunk, found.descriptor, found.offset)
+            finally:
+                close_all(opened)
 
     def _set_lost_chunks_aside(self, next_id: int) -> None:
         """Moves chunk files that lie wholly behind the certain ids to the quarantine, after another start or a copy.
@@ -263,29 +325,30 @@ class WritableStore(Store):
         Their steps may have been there for every process, but nothing tells which of them are whole. Files of zeros
         only were begun ahead; they are left to be removed, as are those for which the quarantine has no room.
         """
-        room = _MOST_LOST_BYTES - quarantined_bytes(self.path)
+        room = _MOST_LOST_BYTES - quarantined_bytes(self._folder)
         moved, left = 0, 0
+        paths = [] if self._sealer is None else list(self._sealer.objects_outside(0, next_id))
         for column in self.columns:
             layout = column.layout
             with os.scandir(column.folder) as entries:
                 chunks = sorted({chunk for entry in entries if (chunk := layout.chunk_of_name(entry.name)) is not None})
             lost = [chunk for chunk in chunks if chunk * layout.chunk_rows >= next_id]
-            paths = [path for path in map(column.chunk_path, lost) if files.has_data(path)]
-            for path in paths:
-                room -= 512 * path.stat().st_blocks
-                if room < 0:
-                    left += 1
-                    continue
-                target = move_to_quarantine(self.path, path)
-                moved += 1
-                if self._is_durable:
-                    files.sync_folder(target.parent)
-                    files.sync_folder(column.folder)
+            paths += [path for path in map(column.chunk_path, lost) if files.has_data(path)]
+        for path in paths:
+            room -= 512 * path.stat().st_blocks
+            if room < 0:
+                left += 1
+                continue
+            target = move_to_quarantine(self._folder, path)
+            moved += 1
+            if self._is_durable:
+                files.sync_folder(target.parent)
+                files.sync_folder(path.parent)
         if moved or left:
             removed = f" {left} more were removed: that folder has no room for them." if left else ""
             warnings.warn(
                 f"{self.path}: only steps below id {next_id} are certain to be whole. {moved} chunk files of steps "
-                f"behind them were moved to {quarantine_of(self.path)}.{removed}",
+                f"behind them were moved to {quarantine_of(self._folder)}.{removed}",
                 RuntimeWarning,
                 stacklevel=6,
             )
@@ -415,7 +478,7 @@ class WritableStore(Store):
         with self._recording:
             if is_journaled and self._journal is None:
                 with contextlib.suppress(OSError):  # no room for it: this append does without
-                    self._journal = Journal(self.path / STATE_FOLDER, self._layouts)
+                    self._journal = Journal(self._folder / STATE_FOLDER, self._layouts)
             self._record(self._extent(first_id + count))
 
     def _set_next(self, next_id: int) -> None:
@@ -451,7 +514,9 @@ class WritableStore(Store):
 
     def _let_go_of_history(self) -> None:
         """Unmaps chunks that have left the window, so that mappings don't grow with the history on disk."""
-        if self._lowest is None and self.manifest.keep_history:
+        if self._residents is not None:
+            self._residents.let_go_below(self._bounds()[0])
+        elif self._lowest is None and self.manifest.keep_history:
             with self._attaching:
                 first_id = self._bounds_of_window()[0]
                 self._detached_to = max(self._detached_to, first_id)  # before any row goes, as in _attach
@@ -504,8 +569,80 @@ class WritableStore(Store):
             if self.manifest.max_length is None and not self.manifest.keep_history:
                 self._pending = next_id
                 self.before_overwrite(next_id)
-                for writer in self._writers:
-                    writer.remove_below(next_id)
+                self._remove_below(next_id)
+
+    def _remove_below(self, first_id: int) -> None:
+        """Removes chunks that lie wholly below an id, which the durable record has given up."""
+        if self._residents is not None:
+            self._residents.let_go_below(first_id)
+        for writer in self._writers:
+            writer.remove_below(first_id)
+        if self._sealer is not None:
+            self._sealer.remove_below(first_id)
+
+    # ---- sealing
+
+    def leave_chunk(self, number: int, chunk: int) -> None:
+        """Called when a column's writer has gone on to the next chunk."""
+        if self._residents is not None and chunk >= 0:
+            self._residents.adopt(number, chunk)
+
+    def _seal_next(self) -> bool:
+        """Seals one chunk, if there is a full one that is certain to be on the disk; returns whether there was one."""
+        sealer = self._sealer
+        waiting = None if sealer is None else sealer.waiting(self._writers_words[NEXT])
+        if sealer is None or waiting is None:
+            return False
+        group, chunk = waiting
+        rows = sealer.rows_of(group)
+        if self._durable.next_id < (chunk + 1) * rows:  # or a power cut would leave an object of rows that don't count
+            self._flush_rows()
+        self._seal_chunk(sealer, group, chunk, rows)
+        return True
+
+    def _seal_chunk(self, sealer: Sealer, group: int, chunk: int, rows: int) -> None:
+        checksum = sealer.seal(group, chunk, rows)
+        if checksum is not None:
+            self._checksums.set(sealer.folder_of(group), chunk, checksum)
+            sealer.remove_raw(group, chunk, functools.partial(self._keep_raw, group, chunk))
+
+    def _keep_raw(self, group: int, chunk: int, number: int, path: Path) -> bool:
+        """Keeps the raw rows of a chunk that is now sealed, where they are likely to be read soon."""
+        residents = self._residents
+        if residents is None or not residents.was_asked:
+            if residents is not None:
+                residents.let_go(number, chunk)
+            return False
+        return residents.keep_raw(group, number, chunk, path)
+
+    def _seal_all(self) -> None:
+        """Seals everything, also chunks that are not full, for a store that is being closed."""
+        sealer = self._sealer
+        if sealer is None:
+            return
+        while self._seal_next():
+            pass
+        next_id = self._writers_words[NEXT]
+        first_id = self._bounds_of_window()[0]
+        for group in range(len(sealer.folders)):
+            chunk, rows = divmod(next_id, sealer.rows_of(group))
+            if rows and first_id < next_id:
+                self._seal_chunk(sealer, group, chunk, rows)
+        self._commit(self._extent(next_id))
+
+    def _evict(self) -> None:
+        """Removes sealed chunks that have left the window, but for the newest of them."""
+        sealer = self._sealer
+        if sealer is None or self.manifest.keep_history or self.manifest.max_length is None:
+            return
+        first_id, _ = self._bounds_of_window()
+        with self._recording:
+            if self._durable.floor < min(first_id, self._secured):
+                self._give_up(first_id)
+            given_up = self._durable.floor
+        if given_up >= self._evict_at:
+            self._evict_at = given_up + min(sealer.folders.values())
+            self._remove_below(given_up)
 
     # ---- syncing
 
@@ -538,6 +675,10 @@ class WritableStore(Store):
 
     def _take_checksums(self, *, most_bytes: int | None, with_tail: bool) -> None:
         """Takes the checksums of chunks that were sealed since, all or about as many bytes of them as asked."""
+        if self._sealer is not None:  # each object's was taken when it was written
+            self._checksums.keep(self._folders, self._oldest_id(self._bounds_of_window()[0]), self._writers_words[NEXT])
+            self._checksums.save(sync=True)
+            return
         first_id, next_id = self._bounds_of_window()
         oldest_id = self._oldest_id(first_id)
         left = EVERY_ID if most_bytes is None else most_bytes
@@ -554,14 +695,14 @@ class WritableStore(Store):
                     self._take_checksum(column, chunk, rows)
                 if is_sealed:
                     self._sealed_to[layout.file_path] = (chunk + 1) * layout.chunk_rows
-        self._checksums.keep(self._layouts, oldest_id, next_id)
+        self._checksums.keep(self._folders, oldest_id, next_id)
         self._checksums.save(sync=True)
 
     def _take_checksum(self, column: Column, chunk: int, rows: int) -> None:
         with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
             checksum = checksum_of(column.chunk_path(chunk), column.layout, chunk, rows=rows)
             if column.attached.get(column.slot(chunk), chunk) == chunk:  # or it was recycled under the reading
-                self._checksums.set(column.layout, chunk, checksum)
+                self._checksums.set(column.layout.file_path, chunk, checksum)
 
     def _extent(self, next_id: int) -> Extent:
         """What may be recorded when ids up to `next_id` are on disk: by now some of them may be overwritten."""
@@ -585,7 +726,8 @@ class WritableStore(Store):
         self.manifest = dataclasses.replace(
             self.manifest, first_id=floor, next_id=extent.next_id, generation=extent.generation
         )
-        self._documents.commit(self.manifest, sync=self._is_durable)
+        length = extent.next_id if self._sealer is None else self._sealer.sealed_to(extent.next_id)
+        self._documents.commit(self.manifest, sync=self._is_durable, length=length)
         self._committed_seconds = time.monotonic()
         self._has_rolled = False
 
@@ -618,7 +760,7 @@ class WritableStore(Store):
             if journal is not None:
                 journal.close()
                 self._record(self._durable)
-                (self.path / STATE_FOLDER / JOURNAL_FILE).unlink()
+                (self._folder / STATE_FOLDER / JOURNAL_FILE).unlink()
 
     def tend(self, *, is_sync_due: bool) -> None:
         """Does what waits in the background; what fails is raised by the next append.
@@ -631,8 +773,16 @@ class WritableStore(Store):
                 with self._alone(self._flushing):
                     self._flush_rows()
                     self._take_checksums(most_bytes=_BACKGROUND_CHECKSUM_BYTES, with_tail=False)
+                    self._evict()
+                if self._keeper is not None:
+                    self._keeper.wake()
                 return
             self._declare()
+            if self._sealer is not None:
+                with self._alone(self._flushing):
+                    self._evict()
+                    if self._seal_next() and self._keeper is not None:
+                        self._keeper.wake()
             if self._has_rolled and time.monotonic() - self._committed_seconds >= COMMIT_SECONDS:
                 with self._alone(self._flushing):
                     self._commit(self._extent(self._writers_words[NEXT]))
@@ -666,6 +816,7 @@ class WritableStore(Store):
                 with self._alone(self._flushing):
                     self._flush_rows()
                     self._remove_journal()
+                    self._seal_all()
                     self._take_checksums(most_bytes=None, with_tail=True)
                     self._is_complete = True
         finally:

@@ -1,0 +1,239 @@
+"""Where the rows of sealed chunks are found: as they are in their objects, in the cache, or by decoding."""
+
+import contextlib
+import hashlib
+import mmap
+import os
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf.errors import StoreCorruptError
+from diskbuf.options import IN_MEMORY, ReadOptions
+from diskbuf.store.checksums import Checksum
+from diskbuf.store.chunk_cache import ChunkCache, DiskCache, MemoryCache, NewChunk
+from diskbuf.store.chunk_format import ChunkFormat
+from diskbuf.store.columns import OpenedChunk
+from diskbuf.store.objects import Objects
+
+
+class ChunkSource:
+    """Opens sealed chunks as files of their raw rows.
+
+    Safe to be used by several threads.
+
+    Args:
+        chunk_format: How chunks are stored.
+        objects: Where.
+        options: Where raw rows are kept.
+        name: Tells this store from others in a cache that they share.
+        checksum_of: Returns the checksum of an object by its folder and chunk, None when there is none.
+        verifies: Whether objects are checked against their checksums also where that takes reading all of them.
+    """
+
+    def __init__(
+        self,
+        chunk_format: ChunkFormat,
+        objects: Objects,
+        options: ReadOptions,
+        *,
+        name: str,
+        checksum_of: Callable[[str, int], Checksum | None],
+        verifies: bool = False,
+    ) -> None:
+        self.chunk_format = chunk_format
+        self.objects = objects
+        self._options = options
+        self._name = hashlib.sha256(name.encode()).hexdigest()[:24]
+        self._checksum_of = checksum_of
+        self._verifies = verifies
+        self._cache: ChunkCache | None = None
+
+    @property
+    def cache(self) -> ChunkCache:
+        """Where raw rows are kept; its folder is made when it is first needed."""
+        if self._cache is None:
+            self._cache = cache_of(self._options)
+        return self._cache
+
+    def open(self, group: int, chunk: int, *, rows: int, columns: Sequence[int]) -> dict[int, OpenedChunk]:
+        """Opens a chunk of some columns of a group.
+
+        Args:
+            group: Which group.
+            chunk: Which chunk.
+            rows: How many rows of it are asked for; those behind them may be zeros.
+            columns: Which columns, by their place among all of the store's.
+
+        Returns:
+            For each column its raw rows, as long as a whole chunk; the caller closes them.
+
+        Raises:
+            FileNotFoundError: When there is no such object.
+            StoreCorruptError: When the object is cut short, or isn't what was written.
+            StoreAccessError: As `Objects.read_many`.
+            StoreUnreachableError: As `Objects.read_many`.
+            OSError: When there is no room for the raw rows.
+        """
+        name = self.chunk_format.object_name(group, chunk)
+        is_whole = rows == self.chunk_format.layouts[columns[0]].chunk_rows
+        checksum = self._checksum_of(name.rpartition("/")[0], chunk)
+        if checksum is not None and (checksum.rows < rows):
+            checksum = None  # of fewer rows, as they were before more came
+        found = {} if self._verifies else self._as_they_are(name, group, chunk, columns)
+        try:
+            keys = self._keys(name, group, chunk, checksum) if is_whole else {}
+            for number in columns:
+                if number in keys and number not in found:
+                    size = self.chunk_format.layouts[number].chunk_bytes
+                    descriptor = self.cache.find(keys[number], size=size)
+                    if descriptor is not None:
+                        found[number] = OpenedChunk(descriptor)
+            missing = [number for number in columns if number not in found]
+            if missing:
+                data = self._fetch(name, group, checksum)
+                found |= self._decode(name, group, chunk, data, rows=rows, columns=missing, keys=keys)
+        except BaseException:
+            close_all(found)
+            raise
+        return found
+
+    def _as_they_are(self, name: str, group: int, chunk: int, columns: Sequence[int]) -> dict[int, OpenedChunk]:
+        """Those columns whose raw rows lie in a local object as they are."""
+        path = self.objects.local_path(name)
+        if path is None:
+            return {}
+        found: dict[int, OpenedChunk] = {}
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                return {}
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+                offsets = self.chunk_format.raw_offsets(group, chunk, view)
+            for number, offset in zip(self.chunk_format.groups[group], offsets, strict=True):
+                if number in columns and offset is not None:
+                    found[number] = OpenedChunk(os.dup(file.fileno()), offset)
+        return found
+
+    def _keys(self, name: str, group: int, chunk: int, checksum: Checksum | None) -> Mapping[int, str]:
+        """What a whole chunk of each column of a group is called in the cache; none where nothing tells its version."""
+        version = self.objects.version(name) if self.objects.has_versions else None
+        if version is None:
+            if checksum is None:
+                return {}
+            version = f"{checksum.crc32c:08x}-{checksum.bytes}"
+        return {
+            number: f"{self._name}/{_quoted(self.chunk_format.layouts[number].file_path)}/{chunk}-{version}"
+            for number in self.chunk_format.groups[group]
+        }
+
+    def keys(self, group: int, chunk: int) -> Mapping[int, str]:
+        """What a whole chunk, whose object is there, is called in the cache, for each column of a group."""
+        name = self.chunk_format.object_name(group, chunk)
+        return self._keys(name, group, chunk, self._checksum_of(name.rpartition("/")[0], chunk))
+
+    def _fetch(self, name: str, group: int, checksum: Checksum | None) -> bytes:
+        """Reads an object, in several parts at once where its size is known."""
+        import google_crc32c
+
+        stop = None if checksum is None else checksum.bytes
+        if self.chunk_format.has_fixed_size:
+            stop = self.chunk_format.layouts[self.chunk_format.groups[group][0]].chunk_bytes
+        data = self.objects.read(name, 0, stop)
+        if checksum is not None:
+            crc = google_crc32c.value(data[: checksum.bytes])
+            if crc != checksum.crc32c:
+                place = self.objects.place(name)
+                raise StoreCorruptError(
+                    f"chunk file {place} must have checksum {checksum.crc32c:08x} over its first {checksum.bytes} "
+                    f"bytes, has {crc:08x}. Restore that file, or run diskbuf.repair.",
+                    path=place,
+                )
+        return data
+
+    def _decode(
+        self,
+        name: str,
+        group: int,
+        chunk: int,
+        data: bytes,
+        *,
+        rows: int,
+        columns: Sequence[int],
+        keys: Mapping[int, str],
+    ) -> dict[int, OpenedChunk]:
+        memory_only = MemoryCache()
+        new: dict[int, NewChunk] = {}
+        found: dict[int, OpenedChunk] = {}
+        into: list[NDArray[Any] | None] = []
+        try:
+            for number in self.chunk_format.groups[group]:
+                if number not in columns:
+                    into.append(None)
+                    continue
+                layout = self.chunk_format.layouts[number]
+                new[number] = (self.cache if number in keys else memory_only).new(layout.chunk_bytes)
+                shape = (layout.chunk_rows, layout.lanes, *layout.shape)
+                into.append(np.frombuffer(new[number].memory, layout.dtype).reshape(shape)[:rows])
+            try:
+                self.chunk_format.decode(group, chunk, data, into)
+            except ValueError as error:
+                place, reason = self.objects.place(name), str(error).rstrip(".")
+                raise StoreCorruptError(
+                    f"chunk file {place} must hold {rows} rows of chunk {chunk}, but can't be decoded: {reason}. "
+                    "Restore that file, or run diskbuf.repair.",
+                    path=place,
+                ) from error
+            into.clear()  # arrays of the memory that is handed over
+            for number, room in new.items():
+                found[number] = OpenedChunk(room.keep(keys.get(number, "")))
+        except BaseException:
+            close_all(found)
+            into.clear()
+            for room in new.values():
+                room.drop()
+            raise
+        return found
+
+
+def close_all(opened: Mapping[int, OpenedChunk]) -> None:
+    """Closes chunks that nobody attached."""
+    for chunk in opened.values():
+        with contextlib.suppress(OSError):
+            os.close(chunk.descriptor)
+
+
+def cache_of(options: ReadOptions) -> ChunkCache:
+    """Returns the cache that options name.
+
+    Raises:
+        OptionError: When its folder can't be used.
+    """
+    if options.cache_dir == IN_MEMORY:
+        return MemoryCache()
+    return DiskCache(cache_folder(options), most_bytes=options.cache_bytes)
+
+
+def cache_folder(options: ReadOptions) -> Path:
+    """The folder of the cache that options name; without a name as the XDG Base Directory Specification has it."""
+    if options.cache_dir is not None:
+        return Path(os.path.abspath(options.cache_dir))
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "diskbuf"
+
+
+def _quoted(file_path: str) -> str:
+    """A column's path as one file name."""
+    return urllib.parse.quote(file_path, safe="")
+
+
+def each_group(chunk_format: ChunkFormat, columns: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """Yields (group, its columns among those given)."""
+    for group, numbers in enumerate(chunk_format.groups):
+        wanted = [number for number in numbers if number in columns]
+        if wanted:
+            yield group, wanted
