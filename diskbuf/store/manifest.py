@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -341,10 +342,10 @@ class ZarrMetadata:
         """Makes the folders of all columns and groups and the groups' documents."""
         for file_path in self._arrays:
             (self.store / file_path).mkdir(parents=True, exist_ok=True)
-        for group in self._groups():
-            files.replace_file(self.store / group / ZARR_JSON, _dump(group_document()), sync=sync)
+        for name, data in self.group_files():
+            files.replace_file(self.store / name, data, sync=sync)
             if sync:
-                files.sync_folder(self.store / group)
+                files.sync_folder((self.store / name).parent)
 
     def commit(self, manifest: Manifest, *, sync: bool, with_copy: bool = True, length: int | None = None) -> None:
         """Writes the arrays' lengths and then the manifest.
@@ -359,12 +360,24 @@ class ZarrMetadata:
         Raises:
             OSError: When a file can't be written; each file is then the old one or the new one.
         """
+        for name, data in self.files(manifest, length=length, with_copy=with_copy):
+            files.replace_file(self.store / name, data, sync=sync)
+
+    def files(
+        self, manifest: Manifest, *, length: int | None = None, with_copy: bool = True
+    ) -> Iterator[tuple[str, bytes]]:
+        """Yields (name, content) of the files that change with a commit, in the order in which they must be written."""
         root = self.root_document(manifest, length=length)
         for file_path, document in self._arrays.items():
-            files.replace_file(self.store / file_path / ZARR_JSON, _dump(document), sync=sync)
+            yield f"{file_path}/{ZARR_JSON}", _dump(document)
         if with_copy:
-            files.replace_file(_copy_path(self.store), _dump(_attributes_of(manifest)), sync=sync)
-        files.replace_file(self.store / ZARR_JSON, _dump(root), sync=sync)
+            yield f"{STATE_FOLDER}/{COPY_FILE}", _dump(_attributes_of(manifest))
+        yield ZARR_JSON, _dump(root)
+
+    def group_files(self) -> Iterator[tuple[str, bytes]]:
+        """Yields (name, content) of the groups between the root and the columns, which never change."""
+        for group in self._groups():
+            yield f"{group}/{ZARR_JSON}", _dump(group_document())
 
     def root_document(self, manifest: Manifest, *, length: int | None = None) -> dict[str, Any]:
         """The zarr v3 metadata of the store's group; the arrays' lengths are then `length`, or the manifest's."""

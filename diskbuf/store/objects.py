@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from diskbuf.errors import OptionError
 from diskbuf.store import files
 
 
@@ -17,11 +18,18 @@ class ByteRange:
         name: The object.
         start: First byte.
         stop: Where to stop, exclusive; None for the object's end.
+
+    Raises:
+        OptionError: When it begins before the object, or ends before it begins.
     """
 
     name: str
     start: int = 0
     stop: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or (self.stop is not None and self.stop < self.start):
+            raise OptionError(f"a range must run forward from 0 on, got start {self.start} and stop {self.stop}.")
 
 
 class Objects(abc.ABC):
@@ -113,8 +121,11 @@ class LocalObjects(Objects):
     def _read(self, wanted: ByteRange) -> bytes:
         descriptor = os.open(self.folder / wanted.name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            stop = os.fstat(descriptor).st_size if wanted.stop is None else wanted.stop
-            return files.read_at(descriptor, stop - wanted.start, wanted.start, path=self.folder / wanted.name)
+            size = os.fstat(descriptor).st_size
+            # What begins after the end is refused by reading it, also where nothing is to be read.
+            start = min(wanted.start, size)
+            stop = max(size, wanted.start) if wanted.stop is None else wanted.stop
+            return files.read_at(descriptor, stop - start, start, path=self.folder / wanted.name)
         finally:
             os.close(descriptor)
 

@@ -167,7 +167,8 @@ class RemoteObjects(Objects):
                 got = await self._persist(connection, place, lambda: connection.cat(path, wanted.start, wanted.stop))
             except _BeyondTheEndError as error:
                 got, short = b"", error
-            if wanted.stop is None and short is None and (got or not wanted.start):
+                continue
+            if wanted.stop is None and (got or not wanted.start):
                 return got
             if wanted.stop is not None and len(got) == wanted.stop - wanted.start:
                 return got
@@ -560,14 +561,13 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _status(error: BaseException) -> int | None:
     """The status of the answer behind an error, None where there is none."""
     for link in _chain(error):
-        response = getattr(link, "response", None)
-        metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-        for value in (
-            getattr(link, "status", None),  # aiohttp
-            getattr(link, "status_code", None),  # azure
-            getattr(link, "code", None),  # gcsfs
-            metadata.get("HTTPStatusCode"),  # botocore
-        ):
+        response = getattr(link, "response", None)  # botocore's
+        values = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")] if isinstance(response, dict) else []
+        for name in ("status", "status_code", "code"):  # aiohttp's, azure's, gcsfs'
+            if hasattr(type(link), name) or name in vars(link):
+                values.append(getattr(link, name))
+                break  # aiohttp's has a code as well, which warns
+        for value in values:
             if str(value).isdecimal() and 100 <= int(str(value)) < 600:
                 return int(str(value))
     return None

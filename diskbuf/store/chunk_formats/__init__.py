@@ -13,7 +13,7 @@ def chunk_format_of(
     *,
     layout: str,
     codec: Mapping[str, Any] | None,
-    metadata: Mapping[bytes, bytes] | None = None,  # noqa: ARG001
+    metadata: Mapping[bytes, bytes] | None = None,
 ) -> ChunkFormat:
     """Returns the chunk format of a store.
 
@@ -34,4 +34,8 @@ def chunk_format_of(
         from diskbuf.store.chunk_formats.zarr_shards import ZarrShards
 
         return ZarrShards(layouts, codec or {})
+    if layout == "arrow":
+        from diskbuf.store.chunk_formats.arrow_parts import ArrowParts
+
+        return ArrowParts(layouts, codec, metadata or {})
     raise StoreFormatError(f"layout must be 'zarr' or 'arrow', got {layout!r}. Open the store with a newer diskbuf.")
