@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The house, from the ground up. A part may import parts of its own floor and of those below, without a cycle.
 FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
-    {"plan", "row_rules", "store"},
+    {"plan", "resident_plan", "row_rules", "store"},
     {"episode_ends", "episode_index", "episode_table", "kept_settings", "maintenance", "readers", "replay_buffers"},
     {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},
     {"training"},
