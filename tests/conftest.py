@@ -1,6 +1,7 @@
 """What every test gets: quiet TensorFlow, the same random examples each run, and a look for threads left behind."""
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,10 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# Chunks that tests leave in the cache must not be found by the next run, nor fill the user's own.
+_CACHE = tempfile.TemporaryDirectory(prefix="diskbuf-test-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 # A deadline per example measures the machine; the same examples each run make a failure the change's own.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

@@ -3,7 +3,7 @@
 import itertools
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +19,13 @@ CHUNK_BYTES = [1, 64, 100, 250, 1024, 4096, 10_000, 2**20]
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """Ids are their own model: row k must say k. What is left to model are the window and the runs."""
+    """Ids are their own model: row k must say k. What is left to model are the window and the runs.
+
+    Every layout has the same histories.
+    """
+
+    layout: ClassVar[dict[str, Any]] = {}
+    reading = diskbuf.ReadOptions(cache_dir=":memory:", cache_bytes=2**16)
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +59,8 @@ class BufferMachine(RuleBasedStateMachine):
             path=self.path,
             keep_history=self.keep_history,
             seed=next(self.openings),
-            options=StoreOptions(chunk_bytes=self.chunk_bytes, fsync="never"),
+            options=StoreOptions(chunk_bytes=self.chunk_bytes, fsync="never", **self.layout),
+            read_options=self.reading,
             **arguments,
         )
 
@@ -131,7 +138,7 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.readers) < 2)
     @rule()
     def open_a_reader(self) -> None:
-        self.readers.append(diskbuf.open(self.path, seed=next(self.openings)))
+        self.readers.append(diskbuf.open(self.path, seed=next(self.openings), read_options=self.reading))
 
     @precondition(lambda self: self.readers)
     @rule()
@@ -196,8 +203,14 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.keep_history)
     @rule()
     def read_the_history(self) -> None:
-        with diskbuf.open(self.path, history=True) as buffer:
+        with diskbuf.open(self.path, history=True, read_options=self.reading) as buffer:
             assert_equal(buffer.gather_all(), span(0, self.next_id, self.lanes))
+
+    @precondition(lambda self: self.layout)
+    @rule()
+    def seal_what_is_full(self) -> None:
+        """As the background thread does, whenever it comes to it."""
+        self.buffer._writer.tend(is_sync_due=False)
 
     def teardown(self) -> None:
         if hasattr(self, "buffer"):
@@ -206,5 +219,22 @@ class BufferMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+class ShardsMachine(BufferMachine):
+    layout: ClassVar[dict[str, Any]] = {"codec": "zstd"}
+
+
+class ArrowMachine(BufferMachine):
+    layout: ClassVar[dict[str, Any]] = {"layout": "arrow"}
+
+
+class SmallCacheMachine(BufferMachine):
+    layout: ClassVar[dict[str, Any]] = {"layout": "arrow", "codec": "lz4"}
+    reading = diskbuf.ReadOptions(cache_dir=":memory:", cache_bytes=1, prefetch_chunks=0)
+
+
 TestBuffer = BufferMachine.TestCase
 TestBuffer.settings = settings(max_examples=60, stateful_step_count=30)
+TestShards = ShardsMachine.TestCase
+TestArrow = ArrowMachine.TestCase
+TestSmallCache = SmallCacheMachine.TestCase
+TestShards.settings = TestArrow.settings = TestSmallCache.settings = settings(max_examples=20, stateful_step_count=25)
