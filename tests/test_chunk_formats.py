@@ -3,6 +3,7 @@
 import json
 import math
 import mmap
+import re
 import struct
 import threading
 import warnings
@@ -10,7 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as pa_dataset
 import pytest
 import tensorstore
 import zarr
@@ -22,6 +28,7 @@ from numpy.typing import NDArray
 from diskbuf import OptionError, StoreFormatError
 from diskbuf.store.chunk_format import ChunkFormat
 from diskbuf.store.chunk_formats import chunk_format_of
+from diskbuf.store.chunk_formats.arrow_parts import column_names
 from diskbuf.store.chunk_formats.codecs import codec_json
 from diskbuf.store.chunk_formats.zarr_shards import unpacker
 from diskbuf.store.layout import ColumnLayout, array_document
@@ -336,6 +343,30 @@ class ZarrShardsTests(ChunkFormatTests):
             raw = array_document(layout)
             assert {**document, "codecs": None} == {**json.loads(json.dumps(raw)), "codecs": None}
 
+    def test_the_fast_way_reads_what_zarr_python_reads(self) -> None:
+        @settings(max_examples=25, deadline=None)
+        @given(st.data())
+        def check(data: st.DataObject) -> None:
+            dtype, shape = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(SHAPES))
+            chunk_rows = 2 ** data.draw(st.integers(1, 5))
+            layout = column("x", dtype, shape, lanes=data.draw(st.integers(1, 3)), chunk_rows=chunk_rows)
+            inner_rows = 2 ** data.draw(st.integers(0, chunk_rows.bit_length() - 1))
+            chunk_format: Any = self.make_with(self.codec, [layout], inner_rows=inner_rows)
+            count = data.draw(st.integers(1, chunk_rows))
+            rows = values_of(layout, count)
+            rows[data.draw(st.integers(0, count)) :] = 0
+            encoded = chunk_format.encode(0, 0, [rows])
+            wanted = data.draw(st.integers(1, chunk_rows))
+            slow = np.ones((wanted, layout.lanes, *shape), dtype)
+            chunk_format._decode_by_zarr(0, encoded, slow)
+            assert_same(read(chunk_format, 0, 0, encoded, wanted), [slow])
+
+        check()
+
+
+class ShardsOfFourTests(ZarrShardsTests):
+    """What can be told of shards of four inner chunks."""
+
     def test_inner_chunks_that_are_missing_are_zeros(self) -> None:
         chunk_format = self.make(FEW)
         rows = values_of(FEW[0], ROWS)
@@ -376,28 +407,8 @@ class ZarrShardsTests(ChunkFormatTests):
             with pytest.raises(ValueError, match="must"):
                 read(chunk_format, 0, 0, with_entry(data, 4, 1, (start, shorter)), ROWS)
 
-    def test_the_fast_way_reads_what_zarr_python_reads(self) -> None:
-        @settings(max_examples=25, deadline=None)
-        @given(st.data())
-        def check(data: st.DataObject) -> None:
-            dtype, shape = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(SHAPES))
-            chunk_rows = 2 ** data.draw(st.integers(1, 5))
-            layout = column("x", dtype, shape, lanes=data.draw(st.integers(1, 3)), chunk_rows=chunk_rows)
-            inner_rows = 2 ** data.draw(st.integers(0, chunk_rows.bit_length() - 1))
-            chunk_format: Any = self.make_with(self.codec, [layout], inner_rows=inner_rows)
-            count = data.draw(st.integers(1, chunk_rows))
-            rows = values_of(layout, count)
-            rows[data.draw(st.integers(0, count)) :] = 0
-            encoded = chunk_format.encode(0, 0, [rows])
-            wanted = data.draw(st.integers(1, chunk_rows))
-            slow = np.ones((wanted, layout.lanes, *shape), dtype)
-            chunk_format._decode_by_zarr(0, encoded, slow)
-            assert_same(read(chunk_format, 0, 0, encoded, wanted), [slow])
 
-        check()
-
-
-class TestZstdShards(ZarrShardsTests):
+class TestZstdShards(ShardsOfFourTests):
     codec = "zstd"
 
     def test_a_flipped_bit_anywhere_is_an_error(self) -> None:
@@ -440,7 +451,7 @@ class TestZstdShards(ZarrShardsTests):
         assert not any(thread.name.startswith("diskbuf-decode") for thread in threading.enumerate())
 
 
-class TestBloscShards(ZarrShardsTests):
+class TestBloscShards(ShardsOfFourTests):
     codec = "blosc"
 
     def test_blosc_is_fitted_to_each_dtype(self) -> None:
@@ -453,35 +464,254 @@ class TestBloscShards(ZarrShardsTests):
         assert found["discount"] == {**usual, "typesize": 8, "shuffle": "shuffle"}
 
 
-class TestLz4Shards(ZarrShardsTests):
+class TestLz4Shards(ShardsOfFourTests):
     codec = "lz4"
 
 
 class TestShardsOfOneInnerChunk(ZarrShardsTests):
     inner_rows = None
 
-    def test_a_flipped_bit_in_the_index_is_an_error(self) -> None:
-        pytest.skip("written for four inner chunks")
 
-    test_an_index_that_points_outside_is_an_error = test_a_flipped_bit_in_the_index_is_an_error
-    test_an_inner_chunk_that_is_cut_is_an_error = test_a_flipped_bit_in_the_index_is_an_error
-    test_inner_chunks_that_are_missing_are_zeros = test_a_flipped_bit_in_the_index_is_an_error
-
-
-class TestShardsOfBloscWithoutChecksum(ZarrShardsTests):
+class TestShardsOfBloscWithoutChecksum(ShardsOfFourTests):
     codec = zarr.codecs.BloscCodec(cname="lz4", clevel=1)
 
 
-class TestShardsOfZstdWithoutChecksum(ZarrShardsTests):
+class TestShardsOfZstdWithoutChecksum(ShardsOfFourTests):
     codec = zarr.codecs.ZstdCodec(level=1)
 
 
-class TestShardsOfBytes(ZarrShardsTests):
+class TestShardsOfBytes(ShardsOfFourTests):
     codec = zarr.codecs.BytesCodec(endian="little")
 
 
-class TestShardsThatOnlyZarrReads(ZarrShardsTests):
+class TestShardsThatOnlyZarrReads(ShardsOfFourTests):
     codec = (zarr.codecs.BytesCodec(endian="big"), zarr.codecs.GzipCodec(level=1), zarr.codecs.Crc32cCodec())
+
+
+class ArrowPartsTests(ChunkFormatTests):
+    """What Arrow files keep to, compressed or not."""
+
+    pads = False
+    codec: str | None = None
+
+    def make(self, layouts: Sequence[ColumnLayout]) -> ChunkFormat:
+        made = codec_json("arrow", self.codec, level=None, inner_rows=None, layouts=layouts)
+        codec = json.loads(json.dumps(made))
+        return chunk_format_of(layouts, layout="arrow", codec=codec, metadata={b"diskbuf": b'{"a": 1}'})
+
+    def put_in_folder(
+        self, folder: Path, layouts: Sequence[ColumnLayout], count: int
+    ) -> tuple[str, list[NDArray[Any]]]:
+        """Writes parts of so many ids; returns their names, and each leaf's rows [ids x lanes, *shape]."""
+        chunk_format = self.make(layouts)
+        leaves = [values_of(layout, count) for layout in layouts]
+        (folder / "data").mkdir()
+        for chunk in layouts[0].chunks(0, count):
+            rows = [leaf[chunk * ROWS : (chunk + 1) * ROWS] for leaf in leaves]
+            (folder / chunk_format.object_name(0, chunk)).write_bytes(chunk_format.encode(0, chunk, rows))
+        return f"{folder}/data/*.arrow", [leaf.reshape(count * LANES, *leaf.shape[2:]) for leaf in leaves]
+
+    def test_pyarrow_dataset_reads_a_folder_of_parts(self, tmp_path: Path) -> None:
+        _, leaves = self.put_in_folder(tmp_path, EVERY_KIND, 2 * ROWS + 3)
+        table = pa_dataset.dataset(tmp_path / "data", format="ipc").to_table().combine_chunks()
+        assert table.schema.metadata[b"diskbuf"] == b'{"a": 1}'
+        assert table.column_names == ["id", "lane", *(layout.path for layout in EVERY_KIND)]
+        assert table["id"].to_pylist() == [number // LANES for number in range((2 * ROWS + 3) * LANES)]
+        assert table["lane"].to_pylist() == [number % LANES for number in range((2 * ROWS + 3) * LANES)]
+        assert table.schema.field("lane").type == pa.int32()
+        for layout, rows in zip(EVERY_KIND, leaves, strict=True):
+            column_ = table[layout.path].combine_chunks()
+            if 0 in layout.shape:
+                assert column_.to_pylist() == [[]] * len(rows)
+            elif not layout.shape and layout.dtype.kind == "c":
+                found = np.stack(column_.to_numpy(zero_copy_only=False)).view(layout.dtype)[:, 0]
+                assert_same([found], [rows])
+            elif not layout.shape:
+                assert_same([column_.to_numpy(zero_copy_only=False)], [rows])
+            else:
+                assert isinstance(column_.type, pa.FixedShapeTensorType)
+                found = column_.to_numpy_ndarray()
+                assert_same([np.ascontiguousarray(found).view(layout.dtype).reshape(rows.shape)], [rows])
+
+    def test_pandas_reads_a_part(self, tmp_path: Path) -> None:
+        _, leaves = self.put_in_folder(tmp_path, EVERY_KIND, ROWS)
+        frame = pd.read_feather(tmp_path / "data" / "part-00000000.arrow")
+        assert frame["id"].tolist() == [number // LANES for number in range(ROWS * LANES)]
+        for layout, rows in zip(EVERY_KIND, leaves, strict=True):
+            if layout.shape or layout.dtype.kind == "c":
+                flat = [np.asarray(value) for value in frame[layout.path]]
+                assert np.concatenate(flat).tobytes() == rows.tobytes()
+            else:
+                assert_same([frame[layout.path].to_numpy()], [rows])
+
+    def test_polars_reads_all_parts(self, tmp_path: Path) -> None:
+        files, leaves = self.put_in_folder(tmp_path, EVERY_KIND, 2 * ROWS + 3)
+        for frame in (pl.read_ipc(files), pl.scan_ipc(files).collect()):
+            assert frame["lane"].to_list() == [number % LANES for number in range((2 * ROWS + 3) * LANES)]
+            for layout, rows in zip(EVERY_KIND, leaves, strict=True):
+                series = frame[layout.path]
+                if hasattr(series, "ext") and layout.shape and 0 not in layout.shape:
+                    series = series.ext.storage()
+                if 0 in layout.shape:
+                    assert series.list.len().to_list() == [0] * len(rows)
+                elif layout.dtype.kind == "b" and not layout.shape:
+                    assert series.to_list() == rows.tolist()
+                else:
+                    assert series.to_numpy().tobytes() == rows.tobytes()
+
+    def test_duckdb_reads_all_parts_of_what_it_has_numbers_for(self, tmp_path: Path) -> None:
+        layouts = [layout for layout in EVERY_KIND if layout.dtype != np.float16]  # DuckDB knows no half floats
+        _, leaves = self.put_in_folder(tmp_path, layouts, 2 * ROWS + 3)
+        parts = pa_dataset.dataset(tmp_path / "data", format="ipc")
+        with duckdb.connect() as connection:
+            connection.register("parts", parts)
+            for layout, rows in zip(layouts, leaves, strict=True):
+                found = connection.sql(f'select "{layout.path}" from parts order by id, lane').fetchall()
+                kind = layout.dtype
+                if kind.kind in "bc":
+                    kind = np.dtype(np.uint8 if kind.kind == "b" else f"f{kind.itemsize // 2}")
+                flat = np.array([value for (value,) in found], kind)
+                if rows.size:
+                    np.testing.assert_array_equal(flat.ravel(), np.ascontiguousarray(rows).view(kind).ravel())
+                else:
+                    assert found == [([],)] * len(rows)
+            (total,) = connection.sql("select count(*) from parts where lane = 1 and id >= 8").fetchall()
+            assert total == (ROWS + 3,)
+
+    def test_paths_that_clash_have_names_all_the_same(self, tmp_path: Path) -> None:
+        layouts = [column(path) for path in ("id", "_id", "lane", "__lane", "idle", "a/id")]
+        _, leaves = self.put_in_folder(tmp_path, layouts, ROWS)
+        table = pa_dataset.dataset(tmp_path / "data", format="ipc").to_table()
+        names = ["_id", "__id", "_lane", "___lane", "idle", "a/id"]
+        assert table.column_names == ["id", "lane", *names]
+        for name, rows in zip(names, leaves, strict=True):
+            assert_same([table[name].to_numpy()], [rows])
+
+    def test_a_file_cut_at_or_beside_any_byte_is_an_error(self) -> None:
+        layouts = [column("x", "uint8", lanes=1), column("done", "bool", lanes=1)]
+        chunk_format = self.make(layouts)
+        rows = [values_of(layout, 2) for layout in layouts]
+        data = bytes(chunk_format.encode(0, 0, rows))
+        for stop in range(len(data)):
+            with pytest.raises(ValueError, match="Arrow file of chunk 0 must be whole"):
+                read(chunk_format, 0, 0, data[:stop], 1)
+        assert_same(read(chunk_format, 0, 0, data, 2), rows)
+
+    def test_the_file_of_another_chunk_is_an_error(self) -> None:
+        chunk_format = self.make(FEW)
+        data = chunk_format.encode(0, 3, rows_of(chunk_format, 0, ROWS))
+        with pytest.raises(ValueError, match="ids of chunk 2 must be 16 to 23, got 24 to 31"):
+            read(chunk_format, 0, 2, data, ROWS)
+        with pytest.raises(ValueError, match="ids of chunk 2"):
+            chunk_format.decode(0, 2, data, [None] * 3)
+
+    def test_a_file_of_other_lanes_is_an_error(self) -> None:
+        other = [column(layout.path, str(layout.dtype), layout.shape, lanes=1) for layout in FEW]
+        data = self.make(other).encode(0, 0, rows_of(self.make(other), 0, 6))
+        with pytest.raises(ValueError, match="ids of chunk 0 must be 0 to 1, got 0 to 5"):
+            read(self.make(FEW), 0, 0, data, 1)
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            [column("observation/camera", "uint8", (4, 5)), column("reward", "int32"), FEW[2]],
+            [column("observation/camera", "uint8", (5, 4)), column("reward"), FEW[2]],
+            [column("observation/camera", "uint8", (4, 5)), column("rewards"), FEW[2]],
+            [column("observation/camera", "uint8", (4, 5)), FEW[2], column("reward")],
+            FEW[:2],
+        ],
+    )
+    def test_a_file_of_other_columns_is_an_error(self, other: list[ColumnLayout]) -> None:
+        data = self.make(other).encode(0, 0, rows_of(self.make(other), 0, ROWS))
+        with pytest.raises(ValueError, match="Arrow file of chunk 0 must be whole"):
+            read(self.make(FEW), 0, 0, data, 1)
+
+    def test_files_of_two_batches_or_with_nulls_are_errors(self) -> None:
+        chunk_format = self.make([column("reward", lanes=1)])
+        data = chunk_format.encode(0, 0, [np.ones((4, 1), np.float32)])
+        table = pa.ipc.open_file(data).read_all()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+        with pytest.raises(ValueError, match="must have 1 record batch, got 2"):
+            read(chunk_format, 0, 0, sink.getvalue().to_pybytes(), 2)
+        table = table.set_column(2, "reward", pa.array([1, 2, None, 4], pa.float32()))
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        with pytest.raises(ValueError, match="column 'reward' of chunk 0 must have no nulls"):
+            read(chunk_format, 0, 0, sink.getvalue().to_pybytes(), 2)
+
+    def test_columns_of_unlike_length_are_no_file(self) -> None:
+        with pytest.raises(ValueError, match="must have equal lanes and ids in a chunk"):
+            self.make([column("a"), column("b", chunk_rows=4)])
+
+    def test_an_unknown_compression_of_a_manifest_is_named(self) -> None:
+        with pytest.raises(StoreFormatError, match="must be one of 'zstd', 'lz4', got 'brotli'"):
+            chunk_format_of(FEW, layout="arrow", codec={"compression": "brotli", "level": None})
+
+
+class TestArrowParts(ArrowPartsTests):
+    def test_most_bytes_begin_at_a_page_of_the_file(self) -> None:
+        page = mmap.PAGESIZE
+        layouts = [
+            column("reward", lanes=2, chunk_rows=128),
+            column("frame", "uint8", (8, page), lanes=2, chunk_rows=128),
+            column("next_frame", "uint8", (2, page), lanes=2, chunk_rows=128),
+            column("done", "bool", lanes=2, chunk_rows=128),
+            column("vector", "int64", (3,), lanes=2, chunk_rows=128),
+        ]
+        chunk_format = self.make(layouts)
+        for chunk in range(3):
+            rows = rows_of(chunk_format, 0, 128, seed=chunk)
+            data = chunk_format.encode(0, chunk, rows)
+            offsets = chunk_format.raw_offsets(0, chunk, data)
+            assert [offset is not None for offset in offsets] == [False, True, True, False, False]
+            for offset, leaf in zip(offsets, rows, strict=True):
+                if offset is not None:
+                    assert offset % page == 0
+                    assert bytes(data[offset : offset + leaf.nbytes]) == leaf.tobytes()
+            assert_same(read(chunk_format, 0, chunk, data, 128), rows)
+            assert pa.ipc.open_file(data).schema.metadata[b"diskbuf"] == b'{"a": 1}'
+        part = chunk_format.encode(0, 3, [leaf[:127] for leaf in rows_of(chunk_format, 0, 128)])
+        assert chunk_format.raw_offsets(0, 3, part) == [None] * 5
+
+    def test_small_files_are_not_padded(self) -> None:
+        chunk_format = self.make(FEW)
+        assert len(chunk_format.encode(0, 0, rows_of(chunk_format, 0, ROWS))) < mmap.PAGESIZE
+
+    def test_the_key_of_the_padding_is_taken(self) -> None:
+        with pytest.raises(ValueError, match="must not have the key b'padding'"):
+            chunk_format_of(FEW, layout="arrow", codec=None, metadata={b"padding": b""})
+
+
+class TestZstdArrowParts(ArrowPartsTests):
+    codec = "zstd"
+
+    def test_files_are_smaller_and_have_no_raw_chunks(self) -> None:
+        layouts = [column("frame", "uint8", (64, 64), chunk_rows=ROWS)]
+        zeros = [np.zeros((ROWS, LANES, 64, 64), np.uint8)]
+        data = self.make(layouts).encode(0, 0, zeros)
+        assert len(data) < zeros[0].nbytes / 10
+        assert self.make(layouts).raw_offsets(0, 0, data) == [None]
+
+    def test_columns_that_are_not_wanted_are_not_decompressed(self) -> None:
+        layouts = [column("frame", "uint8", (64, 64)), column("reward")]
+        chunk_format = self.make(layouts)
+        rows = rows_of(chunk_format, 0, ROWS)
+        data = bytearray(chunk_format.encode(0, 0, rows))
+        frame = bytes(data).find(rows[0].tobytes()[:64])  # random bytes are stored as they are, in a frame of zstd
+        start = bytes(data).rfind(b"\x28\xb5\x2f\xfd", 0, frame)
+        data[start : start + 4] = b"rot!"
+        with pytest.raises(ValueError, match="must be whole"):
+            read(chunk_format, 0, 0, bytes(data), ROWS)
+        reward = np.empty_like(rows[1])
+        chunk_format.decode(0, 0, bytes(data), [None, reward])
+        assert_same([reward], [rows[1]])
+
+
+class TestLz4ArrowParts(ArrowPartsTests):
+    codec = "lz4"
 
 
 def _buffer(text: str) -> Any:
@@ -500,6 +730,25 @@ def with_entry(shard: bytes, count: int, number: int, entry: tuple[int, int]) ->
     body, index = shard[: len(shard) - 4 - 16 * count], bytearray(shard[len(shard) - 4 - 16 * count : -4])
     index[16 * number : 16 * (number + 1)] = struct.pack("<QQ", *entry)
     return body + bytes(index) + struct.pack("<I", google_crc32c.value(bytes(index)))
+
+
+# ---- names of columns in Arrow files
+
+
+def test_leaves_of_equal_or_no_path_are_named_by_their_arrays() -> None:
+    layouts = [column("a/b", file_path="a%2Fb"), column("a/b"), column("", file_path="data"), column("id")]
+    assert column_names(layouts) == ["a%2Fb", "a/b", "data", "_id"]
+
+
+@given(st.lists(st.text("_idlane/", max_size=6), min_size=1, max_size=6, unique=True))
+def test_names_are_distinct_and_lead_back_to_the_leaves(paths: list[str]) -> None:
+    layouts = [column(path, file_path=path or "data") for path in paths]
+    if len({layout.file_path for layout in layouts}) < len(layouts):
+        return
+    names = column_names(layouts)
+    assert len({*names, "id", "lane"}) == len(paths) + 2
+    wanted = [layout.file_path if "" in paths else layout.path for layout in layouts]
+    assert [re.sub(r"^_(?=_*(id|lane)$)", "", name) for name in names] == wanted
 
 
 # ---- codecs as the user names them
