@@ -2,9 +2,11 @@
 
 import fractions
 import itertools
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,7 +141,7 @@ def test_a_block_that_is_still_there_waits_and_the_others_keep_their_order(order
 
 @pytest.mark.parametrize("most", [2, 5, 9])
 def test_each_sequence_is_drawn_once_on_average_in_each_stay_of_its_block(most: int) -> None:
-    """Whatever the sizes of the blocks: a stay's worth is one over the sequences to draw from, summed over its draws."""
+    """Whatever the blocks' sizes: a stay is worth one over the sequences to draw from, summed over its draws."""
     window, runs, lanes = (3, 61), (9, 30), 8
     pairs = {block: len(ids) * lanes for block, ids in sequences(window, runs, 4, 2).items()}
     planner = ResidentPlanner(3, lanes=lanes, block_ids=4, resident_blocks=most, first_blocks=1)
@@ -305,3 +307,14 @@ def test_numbers_are_ints_of_at_least_1(name: str, value: int) -> None:
 def test_no_more_blocks_are_there_at_first_than_may_be_resident() -> None:
     with pytest.raises(OptionError, match="first_blocks must be at most the 4 resident_blocks, got 5"):
         ResidentPlanner(0, lanes=1, block_ids=4, resident_blocks=4, first_blocks=5)
+
+
+def test_the_table_of_shuffles_agrees_with_its_formulas() -> None:
+    script = Path(__file__).parents[1] / "tools" / "bench" / "shuffles.py"
+    run = subprocess.run([sys.executable, str(script), "--quick"], check=True, capture_output=True, text=True)
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in run.stdout.splitlines()[3:]]
+    assert [line[0] for line in lines] == ["4", "20", "30", "exact"]
+    for line in lines:
+        assert float(line[2]) == pytest.approx(float(line[3]), rel=0.05)
+        assert float(line[4]) == pytest.approx(float(line[5]), rel=0.15)
+        assert float(line[6]) == pytest.approx(float(line[7] or 1), abs=0.05)
