@@ -128,6 +128,11 @@ def test_epochs_and_seeds_have_orders_of_their_own_in_which_every_block_comes_an
     assert ((places - 800 / size) ** 2 / (800 / size)).sum() < 190  # chi-square of 121 degrees: 1 in 20,000
 
 
+def test_a_large_set_has_another_order_each_epoch_too() -> None:
+    entries = entering(3, {"lanes": 1, "block_ids": 1, "resident_blocks": 15}, (0, 24), (), 1)
+    assert len({tuple(entries[epoch * 24 : (epoch + 1) * 24]) for epoch in range(4)}) == 4
+
+
 @given(st.permutations(range(9)), st.permutations(range(12)))
 def test_a_block_that_is_still_there_waits_and_the_others_keep_their_order(order: list[int], others: list[int]) -> None:
     entering_blocks, leaving = np.array(others[:9]), np.array(order)

@@ -13,7 +13,8 @@ formula (N blocks, of which R are resident, and batches of K rows):
 - draws an epoch: the variance of how often a row is drawn in as many draws as there are rows, over the mean, which is
   1. Exact sampling has 1, as the Poisson distribution has, and so has a whole stay of a block. Stays across an end of
   the epoch are cut, by a part that is uniform in [0, 1/2] for R of N blocks, and as much of other stays is let in: that
-  adds r / 6 - 3 r^2 / 32 with r = R / N, were orders of different epochs independent. Holding blocks back adds a little.
+  adds r / 6 - 3 r^2 / 32 with r = R / N, were orders of different epochs independent. They aren't quite, as blocks are
+  held back.
 - gaps: epochs between two draws of one row, the longest of one in a thousand, and the longest of all. Exact sampling
   has ln 1000 = 6.9 and, over all draws D, about ln D.
 """
