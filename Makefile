@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench bench-learning bench-logs bench-readers check clean crash-test demo help lint peers test types
+.PHONY: .venv bench bench-layouts bench-learning bench-logs bench-readers check clean crash-test demo help lint peers test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -49,6 +49,9 @@ bench-readers: $(STAMP) $(PEERS)/.installed ## Measure the readers beside TF-Age
 bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows, and importing logs; minutes
 	$(BIN)/python tools/bench/off_policy.py
 	$(BIN)/python tools/bench/log_import.py
+
+bench-layouts: $(STAMP) ## Measure decoding whole chunks of each layout beside TensorStore and memcpy; a minute
+	$(BIN)/python tools/bench/decoding.py
 
 bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
 	$(PEERS)/bin/python tools/bench/learning.py

@@ -5,6 +5,8 @@ import math
 import mmap
 import re
 import struct
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -399,6 +401,17 @@ class ShardsOfFourTests(ZarrShardsTests):
         with pytest.raises(ValueError, match="inner chunk 1 must lie within"):
             read(chunk_format, 0, 0, with_entry(data, 4, 1, entry), ROWS)
 
+    @pytest.mark.parametrize("inner_rows", [1, 4])
+    def test_an_inner_chunk_of_more_or_fewer_rows_is_an_error(self, inner_rows: int) -> None:
+        rows = values_of(FEW[0], ROWS)
+        data = bytes(self.make(FEW).encode(0, 0, [rows]))
+        other = bytes(self.make_with(self.codec, FEW, inner_rows=inner_rows).encode(0, 0, [rows]))
+        start, length = entry_of(other, ROWS // inner_rows, 1)
+        body = len(data) - 4 * 16 - 4
+        longer = data[:body] + other[start : start + length] + data[body:]
+        with pytest.raises(ValueError, match=r"inner chunk 1 of 4 must be whole|a shard must be whole"):
+            read(self.make(FEW), 0, 0, with_entry(longer, 4, 1, (body, length)), ROWS)
+
     def test_an_inner_chunk_that_is_cut_is_an_error(self) -> None:
         chunk_format = self.make(FEW)
         data = bytes(chunk_format.encode(0, 0, [values_of(FEW[0], ROWS)]))
@@ -462,6 +475,15 @@ class TestBloscShards(ShardsOfFourTests):
         usual = {"cname": "zstd", "clevel": 5, "blocksize": 0}
         assert found["observation/camera"] == {**usual, "typesize": 1, "shuffle": "noshuffle"}
         assert found["discount"] == {**usual, "typesize": 8, "shuffle": "shuffle"}
+
+    def test_a_blosc_object_is_fitted_where_it_leaves_that_open(self) -> None:
+        def found(codec: Any) -> list[tuple[int, str]]:
+            documents = self.make_with(codec, FEW).documents()
+            chains = [documents[layout.file_path]["codecs"][0]["configuration"]["codecs"] for layout in FEW]
+            return [(chain[1]["configuration"]["typesize"], chain[1]["configuration"]["shuffle"]) for chain in chains]
+
+        assert found(zarr.codecs.BloscCodec()) == [(1, "noshuffle"), (4, "shuffle"), (8, "shuffle")]
+        assert found(zarr.codecs.BloscCodec(typesize=2, shuffle="bitshuffle")) == [(2, "bitshuffle")] * 3
 
 
 class TestLz4Shards(ShardsOfFourTests):
@@ -867,3 +889,20 @@ def test_an_unknown_codec_of_a_manifest_is_named() -> None:
 def test_an_unknown_layout_is_a_format_error() -> None:
     with pytest.raises(StoreFormatError, match="layout must be 'zarr' or 'arrow', got 'parquet'"):
         chunk_format_of(FEW, layout="parquet", codec=None)
+
+
+# ---- the benchmark
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
+def test_a_quick_run_of_the_benchmark_measures_every_layout(tmp_path: Path) -> None:
+    bench = Path(__file__).parents[1] / "tools" / "bench" / "decoding.py"
+    command = [sys.executable, str(bench), "--quick", "--only", "shards", "--only", "arrow"]
+    command += ["--folder", "stores", "--json", "figures.json"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
+    assert list((tmp_path / "stores").iterdir()) == []
+    rows = {row["name"] for row in json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rows"]}
+    assert rows == {
+        *(f"decode_{codec}_vs_{peer}" for codec in ("zstd", "blosc", "lz4") for peer in ("tensorstore", "zarr")),
+        *(f"decode_{layout}_vs_copy" for layout in ("zarr", "arrow")),
+    }

@@ -12,6 +12,7 @@ A file is one record batch, a row for each id and lane, by id and then lane. Its
 Bools of shape () are bits; the buffers of all others hold the same bytes as a raw chunk.
 """
 
+import functools
 import mmap
 import re
 from collections import Counter
@@ -146,15 +147,13 @@ class ArrowParts(ChunkFormat):
                 )
         return count
 
-    def _schema(self, padding: int | None = None) -> "pa.Schema":
+    @functools.cached_property
+    def _schema(self) -> "pa.Schema":
         import pyarrow as pa
 
         fields = [pa.field("id", pa.int64()), pa.field("lane", pa.int32())]
         fields += [pa.field(name, _arrow_type(column)) for name, column in zip(self._names, self.layouts, strict=True)]
-        metadata = dict(self._metadata)
-        if padding:
-            metadata[PADDING_KEY] = b" " * padding
-        return pa.schema(fields, metadata or None)
+        return pa.schema(fields)
 
     def _write(self, arrays: "Sequence[pa.Array]", padding: int) -> memoryview:
         import pyarrow as pa
@@ -162,7 +161,10 @@ class ArrowParts(ChunkFormat):
         compression = None
         if self._compression is not None:
             compression = pa.Codec(self._compression, compression_level=self._level)
-        schema = self._schema(padding)
+        metadata = dict(self._metadata)
+        if padding:
+            metadata[PADDING_KEY] = b" " * padding
+        schema = self._schema.with_metadata(metadata or None)
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_file(sink, schema, options=options) as writer:
@@ -177,7 +179,7 @@ class ArrowParts(ChunkFormat):
         """
         import pyarrow as pa
 
-        expected = self._schema()
+        expected = self._schema
         fields = [0, 1, *(_KEYS + number for number in wanted)]
         try:
             # Of a file that isn't compressed Arrow copies the fields it is asked for; all of them it leaves in place.
