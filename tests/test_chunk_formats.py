@@ -600,6 +600,15 @@ class ArrowPartsTests(ChunkFormatTests):
             (total,) = connection.sql("select count(*) from parts where lane = 1 and id >= 8").fetchall()
             assert total == (ROWS + 3,)
 
+    def test_duckdb_reads_what_is_beside_half_floats(self, tmp_path: Path) -> None:
+        layouts = [column("half", "float16"), column("reward", "float64")]
+        _, leaves = self.put_in_folder(tmp_path, layouts, ROWS + 1)
+        parts = pa_dataset.dataset(tmp_path / "data", format="ipc")
+        with duckdb.connect() as connection:
+            connection.register("parts", parts.scanner(columns=["id", "lane", "reward"]))
+            found = connection.sql("select reward from parts").fetchall()
+        np.testing.assert_array_equal(np.sort(np.ravel(found)), np.sort(leaves[1]))
+
     def test_paths_that_clash_have_names_all_the_same(self, tmp_path: Path) -> None:
         layouts = [column(path) for path in ("id", "_id", "lane", "__lane", "idle", "a/id")]
         _, leaves = self.put_in_folder(tmp_path, layouts, ROWS)

@@ -9,6 +9,9 @@ A file is one record batch, a row for each id and lane, by id and then lane. Its
   list, or one more axis of a tensor, of size 2.
 - Leaves with an axis of size 0 hold nothing; each row is an empty list.
 
+DuckDB knows no half floats, and refuses a dataset that has any: give it a scanner of the other columns. Polars shows
+tensors as an extension type; ``series.ext.storage()`` is the array in it.
+
 Bools of shape () are bits; the buffers of all others hold the same bytes as a raw chunk.
 """
 
