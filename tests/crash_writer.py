@@ -38,6 +38,7 @@ import diskbuf
 
 IS_LONG = os.environ.get("DISKBUF_CRASH_TEST") == "long"  # every moment rather than some
 DEADLINE_SECONDS = 30.0
+LAYOUTS: dict[str, dict[str, Any]] = {"raw": {}, "zstd": {"codec": "zstd"}, "arrow": {"layout": "arrow"}}
 KINDS = ("ring", "history", "unbounded")
 BOOT_ID = slice(16, 32)  # of .diskbuf/live
 _REBOOTED = "-rebooted"
@@ -57,6 +58,7 @@ class Shape:
         chunk_bytes: Largest chunk file.
         fsync: When steps are synced.
         fsync_seconds: How often, for "interval".
+        layout: How chunks that are full are stored: one of `LAYOUTS`.
     """
 
     kind: str = "ring"
@@ -66,6 +68,7 @@ class Shape:
     chunk_bytes: int = 512
     fsync: str = "interval"
     fsync_seconds: float = 0.02
+    layout: str = "raw"
 
     @property
     def length(self) -> int | None:
@@ -106,7 +109,9 @@ class Shape:
 
     def open(self, path: Path, **changes: Any) -> diskbuf.UniformReplayBuffer:
         """Creates or continues the store."""
-        options = diskbuf.StoreOptions(chunk_bytes=self.chunk_bytes, fsync=self.fsync, fsync_seconds=self.fsync_seconds)
+        options = diskbuf.StoreOptions(
+            chunk_bytes=self.chunk_bytes, fsync=self.fsync, fsync_seconds=self.fsync_seconds, **LAYOUTS[self.layout]
+        )
         arguments = {"max_length": self.length, "keep_history": self.kind == "history", "options": options}
         return diskbuf.UniformReplayBuffer(self.spec, self.lanes, path=path, **(arguments | changes))
 
@@ -462,10 +467,29 @@ def assert_no_leftovers(store: Path, window: tuple[int, int], shape: Shape) -> N
     found = files_of(store) - {".diskbuf/checksums.arrow"}  # made with the first sealed chunk
     if store.name.endswith(_REBOOTED):  # its lost steps are kept aside
         found -= {name for name in found if name.startswith(".diskbuf/quarantine/")}
+    if shape.layout != "raw":
+        _assert_sealed_or_raw(store, found, window, shape)
+        return
     expected = expected_files(store, window, shape)
     assert found <= expected
     if window[0] < window[1]:
         assert found == expected
+
+
+def _assert_sealed_or_raw(store: Path, found: set[str], window: tuple[int, int], shape: Shape) -> None:
+    """Fails unless each chunk of the window, and none but these, is an object or a raw file; the tail is raw."""
+    manifest = json.loads((store / "zarr.json").read_bytes())["attributes"]["diskbuf"]
+    low = 0 if shape.kind == "history" else window[0]
+    known = {name for name in found if name.endswith("zarr.json")}
+    known |= {".diskbuf/live", ".diskbuf/lock", ".diskbuf/manifest.json"}
+    for column, rows in manifest["chunk_rows"].items():
+        axes = {"code/1": 1, "frame": 1}.get(column, 0)
+        for chunk in range(low // rows, -(-window[1] // rows)):
+            raw = f".diskbuf/tail/{column}/c.{chunk}.0" + ".0" * axes
+            sealed = f"data/part-{chunk:08}.arrow" if shape.layout == "arrow" else f"{column}/c.{chunk}.0" + ".0" * axes
+            assert low == window[1] or raw in found or ((chunk + 1) * rows <= window[1] and sealed in found), (raw, sealed)
+            known |= {raw, sealed}
+    assert found <= known, found - known
 
 
 def expected_files(store: Path, window: tuple[int, int], shape: Shape) -> set[str]:

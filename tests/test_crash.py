@@ -37,8 +37,14 @@ def kill_at_a_random_moment(nursery: Nursery, argv: list[str], rng: np.random.Ge
         (Shape(kind="unbounded", frame_bytes=LARGE_FRAME, chunk_bytes=2**18, fsync="never"), "add,extend,clear"),
         (Shape(kind="ring", fsync="always", chunk_bytes=4096), "add,extend,clear"),
         (Shape(kind="ring", max_length=3, chunk_bytes=1, fsync="never"), "add,clear"),
+        (Shape(kind="ring", layout="zstd"), EVERYTHING),
+        (Shape(kind="unbounded", layout="zstd", fsync="always"), "add,extend,clear"),
+        (Shape(kind="history", layout="arrow"), EVERYTHING),
+        (Shape(kind="ring", layout="arrow", fsync="never"), EVERYTHING),
     ],
-    ids=lambda value: f"{value.kind}-{value.frame_bytes}-{value.fsync}" if isinstance(value, Shape) else value,
+    ids=lambda value: (
+        f"{value.kind}-{value.layout}-{value.frame_bytes}-{value.fsync}" if isinstance(value, Shape) else value
+    ),
 )
 def test_a_writer_killed_at_any_moment_leaves_every_acknowledged_step(
     tmp_path: Path, nursery: Nursery, shape: Shape, does: str, request: pytest.FixtureRequest

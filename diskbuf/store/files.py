@@ -109,6 +109,11 @@ def temporary_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file name is one that `temporary_of` gives."""
+    return name.startswith(".") and name.endswith(".tmp")
+
+
 def boot_id() -> bytes:
     """16 bytes that change whenever the machine starts, zeros where the system doesn't tell."""
     try:

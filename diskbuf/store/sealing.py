@@ -56,7 +56,7 @@ class Sealer:
     def _first_unsealed(self, group: int, first_id: int, next_id: int, *, may_be_elsewhere: bool) -> int:
         """The chunk of a group that is to be sealed next."""
         raw = set.intersection(*(self._raw_chunks(layout) for layout in self._layouts(group)))
-        objects = self._object_chunks(group)
+        objects = self.object_chunks(group)
         rows = self.rows_of(group)
         for chunk in chunks_of(first_id, next_id, rows):
             if chunk not in raw and chunk not in objects and not may_be_elsewhere:
@@ -66,8 +66,8 @@ class Sealer:
                     "Restore that file, or run diskbuf.repair.",
                     path=str(place),
                 )
-        waiting = [chunk for chunk in raw if chunk not in objects and first_id < (chunk + 1) * rows <= next_id]
-        return min(waiting, default=next_id // rows)
+        # One whose object is there too is sealed again: the object may be of fewer rows, from when the store was closed.
+        return min((chunk for chunk in raw if first_id < (chunk + 1) * rows <= next_id), default=next_id // rows)
 
     def _layouts(self, group: int) -> list[ColumnLayout]:
         return [self._format.layouts[number] for number in self._format.groups[group]]
@@ -97,7 +97,8 @@ class Sealer:
         names = _names_in(self._path / layout.raw_folder)
         return {chunk for name in names if (chunk := layout.chunk_of_name(name)) is not None}
 
-    def _object_chunks(self, group: int) -> set[int]:
+    def object_chunks(self, group: int) -> set[int]:
+        """The chunks of a group that have an object here."""
         folder = self.folder_of(group)
         found = (self._format.chunk_of_name(f"{folder}/{name}") for name in _names_in(self._path / folder))
         return {place[1] for place in found if place is not None and place[0] == group}
@@ -106,7 +107,7 @@ class Sealer:
         """The objects that hold no id of [first_id, next_id)."""
         for group in range(len(self._format.groups)):
             kept = chunks_of(first_id, next_id, self.rows_of(group))
-            for chunk in sorted(self._object_chunks(group)):
+            for chunk in sorted(self.object_chunks(group)):
                 if chunk not in kept:
                     yield self.object_path(group, chunk)
 
@@ -183,14 +184,23 @@ class Sealer:
             if path.exists() and not keep(number, path):
                 path.unlink(missing_ok=True)
 
-    def remove_sealed_raw(self) -> None:
-        """Removes the raw files that a crash left beside their objects."""
-        for group, following in enumerate(self._next):
-            objects = self._object_chunks(group)
-            for layout in self._layouts(group):
-                for chunk in self._raw_chunks(layout):
-                    if chunk < following and chunk in objects:
+    def remove_partly_raw(self, next_id: int) -> None:
+        """Removes the raw files that a crash left of chunks whose other columns are sealed already."""
+        for group in range(len(self._format.groups)):
+            raw = [self._raw_chunks(layout) for layout in self._layouts(group)]
+            for layout, chunks in zip(self._layouts(group), raw, strict=True):
+                for chunk in chunks - set.intersection(*raw):
+                    if (chunk + 1) * layout.chunk_rows <= next_id:
                         self.raw_path(layout, chunk).unlink(missing_ok=True)
+
+    def remove_temporaries(self) -> None:
+        """Removes what a process killed while it wrote an object or a raw file may have left."""
+        folders = {self._path / folder for folder in self.folders}
+        folders |= {self._path / layout.raw_folder for layout in self._format.layouts}
+        for folder in folders:
+            for name in _names_in(folder):
+                if files.is_temporary(name):
+                    (folder / name).unlink(missing_ok=True)
 
     def remove_below(self, first_id: int) -> None:
         """Removes objects that lie wholly below an id."""

@@ -17,16 +17,17 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import NDArray
 
-from diskbuf.errors import BusyError, ReadOnlyError, StoreCorruptError
+from diskbuf.errors import BusyError, OptionError, ReadOnlyError, StoreCorruptError
 from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.store import files
-from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of
+from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, checksum_of
+from diskbuf.store.chunk_format import ChunkFormat
 from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.chunk_source import close_all
 from diskbuf.store.column_writer import ColumnWriter
@@ -41,6 +42,9 @@ from diskbuf.store.objects import Objects
 from diskbuf.store.quarantine import move_to_quarantine, quarantine_of, quarantined_bytes
 from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
 from diskbuf.store.sealing import Sealer
+
+if TYPE_CHECKING:
+    from diskbuf.store.publishing import Publisher
 
 _MOST_PACKED_BYTES = 2**13
 _MOST_LOST_BYTES = 2**30  # what a quarantine may grow to by power cuts
@@ -172,6 +176,7 @@ class WritableStore(Store):
         self._is_record_sure = True  # False when its sync failed: the one on the disk is either that or `_durable`
         self._sealed_to: dict[str, int] = {}
         self._sealer: Sealer | None = None
+        self._publisher: Publisher | None = None
         self._evict_at = 0  # when the window begins there, a chunk may have left it
         super().__init__(
             path, leaves, reads_history=reads_history, is_mapped=is_mapped, read_options=read_options, remote=remote
@@ -225,7 +230,8 @@ class WritableStore(Store):
             header.words[FLOOR] = extent.floor
         else:  # before this boot counts as the one that wrote everything
             self._set_lost_chunks_aside(extent.next_id)
-        self._make_tails(extent.next_id)
+        if self._oldest_id(floor) < extent.next_id:
+            self._make_tails(extent.next_id)
         self._commit(dataclasses.replace(extent, floor=floor))
         header.begin(dataclasses.replace(extent, floor=floor))
         self._words = self._live = header.words
@@ -300,7 +306,8 @@ class WritableStore(Store):
         if self._sealer is not None:
             for path in self._sealer.objects_outside(lowest, next_id):
                 path.unlink(missing_ok=True)
-            self._sealer.remove_sealed_raw()
+            self._sealer.remove_partly_raw(next_id)
+            self._sealer.remove_temporaries()
         self._documents.remove_temporaries()
         (self._folder / STATE_FOLDER / JOURNAL_FILE).unlink(missing_ok=True)
         for name in (HEADER_FILE, CHECKSUM_FILE, JOURNAL_FILE):
@@ -644,6 +651,68 @@ class WritableStore(Store):
             self._evict_at = given_up + min(sealer.folders.values())
             self._remove_below(given_up)
 
+    # ---- publishing
+
+    def publish_with(self, publisher: "Publisher") -> None:
+        """Publishes from now on; raises as `Publisher.begin`."""
+        publisher.begin(self)
+        self._publisher = publisher
+
+    def publish(self) -> None:
+        """Publishes what was added so far; raises as `Publisher.publish`.
+
+        Raises:
+            OptionError: When nothing says where to.
+        """
+        self._check_is_ours()
+        if self._publisher is None:
+            raise OptionError(f"publish_to must say where, got none. Open {self.path} again with publish_to.")
+        self._publisher.publish()
+
+    def make_certain(self) -> Manifest:
+        """Flushes, seals what is full, and returns what the store is and certainly holds."""
+        self._check_is_ours()
+        with self._alone(self._flushing):
+            self._flush_rows()
+            extent = self._flushed or self._durable
+            manifest = dataclasses.replace(  # the store's own may have been committed since, ahead of the disk
+                self.manifest,
+                first_id=min(extent.floor, extent.next_id),
+                next_id=extent.next_id,
+                generation=extent.generation,
+            )
+        while self._sealer is not None and self._sealer.waiting(manifest.next_id) is not None:
+            with self._alone(self._flushing):
+                self._seal_next()
+        if self._sealer is not None:
+            with self._alone(self._flushing):
+                self._take_checksums(most_bytes=None, with_tail=False)
+        return manifest
+
+    @property
+    def leaves(self) -> Sequence[Leaf]:
+        """The leaves of its spec, in spec order."""
+        return self._leaves
+
+    @property
+    def chunk_format(self) -> ChunkFormat:
+        """How chunks are stored."""
+        if self._residents is not None:
+            return self._residents.source.chunk_format
+        return chunk_format_of(self._layouts, layout=self.manifest.layout, codec=self.manifest.codec)
+
+    def sealed_checksum(self, folder: str, chunk: int) -> Checksum | None:
+        """The checksum of a sealed chunk's object, None when there is none."""
+        return None if self._sealer is None else self._checksums.entries.get((folder, chunk))
+
+    def object_chunks(self, group: int) -> set[int]:
+        """The chunks of a group that have an object here."""
+        return set() if self._sealer is None else self._sealer.object_chunks(group)
+
+    def lets_go_below(self) -> int:
+        """The chunks that lie wholly below this id may be gone or overwritten at any time."""
+        return self._oldest_id(self._bounds_of_window()[0])
+
     # ---- syncing
 
     def flush(self) -> None:
@@ -819,7 +888,11 @@ class WritableStore(Store):
                     self._seal_all()
                     self._take_checksums(most_bytes=None, with_tail=True)
                     self._is_complete = True
+            if self._is_ours and self._publisher is not None:  # while nobody else can write, nor publish
+                self._publisher.finish()
         finally:
+            if self._is_ours and self._publisher is not None:
+                self._publisher.stop()
             self._let_go()
 
     def _let_go(self) -> None:
@@ -831,6 +904,9 @@ class WritableStore(Store):
             self._journal = None
             stack.callback(self._lock_file.close)
             stack.callback(super().close)
+            publisher, self._publisher = self._publisher, None
+            if publisher is not None:
+                stack.callback(publisher.close)
             for writer in self._writers:
                 stack.callback(writer.close)
 
@@ -840,6 +916,7 @@ class WritableStore(Store):
         self._is_ours = self._writable = False
         self._ahead = _NOTHING_AHEAD
         self._keeper = None
+        self._publisher = None
         self._journal = None
         self._appending, self._flushing, self._recording = _Turn(), _Turn(), threading.RLock()
         self._attached_to = 0  # the parent attaches what it begins, for itself
