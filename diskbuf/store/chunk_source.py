@@ -108,12 +108,17 @@ class ChunkSource:
         if path is None:
             return {}
         found: dict[int, OpenedChunk] = {}
-        with open(path, "rb", buffering=0) as file:
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(open(path, "rb", buffering=0))
+            except FileNotFoundError:  # gone since, to where it is published
+                return {}
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 return {}
-            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-                offsets = self.chunk_format.raw_offsets(group, chunk, view)
+            # Not closed: what failed in there may still hold it.
+            data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            offsets = self.chunk_format.raw_offsets(group, chunk, memoryview(data))
             for number, offset in zip(self.chunk_format.groups[group], offsets, strict=True):
                 if number in columns and offset is not None:
                     found[number] = OpenedChunk(os.dup(file.fileno()), offset)

@@ -25,16 +25,17 @@ class Keeper:
     Args:
         kept: The store; only weakly held.
         sync_seconds: Seconds between two syncs, None for no timer.
+        name: The thread's.
     """
 
-    def __init__(self, kept: Kept, *, sync_seconds: float | None) -> None:
+    def __init__(self, kept: Kept, *, sync_seconds: float | None, name: str = "diskbuf-keeper") -> None:
         # A SimpleQueue, because its put may be called anywhere: the callback runs where garbage is collected, maybe in
         # this very thread while it waits, and an Event would wait for its own lock there.
         self._wishes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._kept = weakref.ref(kept, lambda _: self._wishes.put(None))
         self._sync_seconds = sync_seconds
         self._is_stopping = False
-        self._thread = threading.Thread(target=_keep, args=(self._kept, self), name="diskbuf-keeper", daemon=True)
+        self._thread = threading.Thread(target=_keep, args=(self._kept, self), name=name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:

@@ -208,7 +208,10 @@ class Store:
             here if self._remote is None else FallbackObjects(here, self._remote),
             self._read_options,
             name=f"{self.path}\n{manifest.created}",
-            checksum_of=ObjectChecksums.of_store(self._folder).of if self._verifies else _no_checksum,
+            # What is fetched from afar is kept by its checksum.
+            checksum_of=ObjectChecksums.of_store(self._folder).of
+            if self._verifies or self._remote is not None
+            else _no_checksum,
             verifies=self._verifies,
         )
 
@@ -659,6 +662,8 @@ class Store:
         self._view += 1
         if self._residents is not None:
             self._residents.close()
+        if self._remote is not None:
+            self._remote.close()
         header, self._header = self._header, None
         if header is not None:
             header.close()

@@ -128,6 +128,12 @@ class RemoteStore(Store):
             checksum_of=self._checksums.of,
         )
 
+    def _check_was_evicted(self, first_id: int, error: FileNotFoundError) -> None:
+        """Raises when an object that must be there isn't; it may be gone because the window has moved since."""
+        if first_id >= self._bounds()[0]:
+            self.refresh()
+        super()._check_was_evicted(first_id, error)
+
     def _load_checksums(self) -> dict[tuple[str, int], Checksum]:
         name = f"{STATE_FOLDER}/{CHECKSUM_FILE}"
         try:
@@ -140,7 +146,9 @@ class RemoteStore(Store):
 
     def close(self) -> None:
         super().close()
-        self._is_open = False
+        was_open, self._is_open = self._is_open, False
+        if was_open:
+            self.objects.close()
 
 
 def read_remote_manifest(objects: Objects) -> Manifest:
