@@ -18,6 +18,7 @@ from diskbuf.store.header import LiveHeader
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, has_copy, read_manifest
 from diskbuf.store.objects import Objects
+from diskbuf.store.publishing import Publisher, PublishOptions
 from diskbuf.store.reading import Store, column_layouts
 from diskbuf.store.remote import RemoteStore, read_remote_manifest
 from diskbuf.store.writing import WritableStore, create_store, lock_store
@@ -37,6 +38,7 @@ class StoreRequest:
         options: How it is laid out and synced.
         read_options: How chunks are read that are sealed.
         is_private: Whether the store goes with its buffer, so that nothing needs to be synced.
+        publish: Where it is published.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class StoreRequest:
     options: StoreOptions
     is_private: bool
     read_options: ReadOptions = dataclasses.field(default_factory=ReadOptions)
+    publish: PublishOptions = dataclasses.field(default_factory=PublishOptions)
 
     def __post_init__(self) -> None:
         try:
@@ -89,9 +92,19 @@ def place_of(path: str | os.PathLike[str]) -> Path | str:
 
 
 def objects_at(
-    url: str, *, storage_options: Mapping[str, Any] | None, read_options: ReadOptions | None = None
+    url: str,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    read_options: ReadOptions | None = None,
+    is_ours: bool = False,
 ) -> Objects:
     """Returns the objects below a URL.
+
+    Args:
+        url: The URL.
+        storage_options: What fsspec's file system of that protocol takes.
+        read_options: How many requests, and how often.
+        is_ours: Whether nobody else writes there: what isn't there is then not looked for again.
 
     Raises:
         OptionError: When the URL, or storage_options, can't be used.
@@ -106,7 +119,7 @@ def objects_at(
         url,
         storage_options=storage_options,
         concurrency=options.concurrency,
-        retries=Retries(times=options.retries, missing_times=min(3, options.retries)),
+        retries=Retries(times=options.retries, missing_times=0 if is_ours else min(3, options.retries)),
     )
 
 
@@ -184,7 +197,7 @@ def item_format_of(manifest: Manifest) -> ItemFormat:
 
 
 def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w-"], trim: bool) -> WritableStore:
-    """Creates a store, or continues the one that is there.
+    """Creates a store, or continues the one that is there, and publishes it where that was asked for.
 
     Args:
         path: The store's folder.
@@ -196,7 +209,9 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
         The store, locked for writing.
 
     Raises:
-        StoreExistsError: When the path is taken by something else, or mode is "w-".
+        StoreExistsError: When the path is taken by something else, or mode is "w-"; when something else is at the URL.
+        StoreNotFoundError: When there is no bucket for the URL.
+        StoreAccessError: When access to the URL is refused.
         StoreLockedError: When another process writes it.
         StoreLockUnsupportedError: When its file system doesn't lock files.
         StoreMismatchError: When it was made with another spec, lanes or kind.
@@ -209,6 +224,7 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
         _check_free(path, mode)
     else:
         read_manifest(path)  # before a lock file is made: another program's zarr group is left as it is
+    publisher = None
     lock = lock_store(path, is_taken=request.options.lock)
     try:
         if (path / ZARR_JSON).exists():
@@ -216,10 +232,13 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
                 raise _taken(path, "a store", advice="Choose another path, or mode='a' to continue the store.")
             manifest = read_manifest(path)
             _check_agrees(path, manifest, request, trim=trim)
+            publisher = _publisher(path, manifest, request.publish, request.read_options, is_new=False)
         else:
             _check_unused(path)
-            create_store(path, leaves_of(request.format), _new_manifest(request), sync=not request.is_private)
-        return WritableStore(
+            manifest = _new_manifest(request)
+            publisher = _publisher(path, manifest, request.publish, request.read_options, is_new=True)
+            create_store(path, leaves_of(request.format), manifest, sync=not request.is_private)
+        store = WritableStore(
             path,
             leaves_of(request.format),
             lock=lock,
@@ -229,10 +248,76 @@ def open_for_writing(path: Path, request: StoreRequest, *, mode: Literal["a", "w
             package_version=__version__,
             is_durable=not request.is_private,
             read_options=request.read_options,
+            remote=_elsewhere(manifest, request.publish, request.read_options),
         )
     except BaseException:
+        if publisher is not None:
+            publisher.close()
         lock.close()
         raise
+    return _publishing(store, publisher)
+
+
+def _elsewhere(manifest: Manifest, publish: PublishOptions, read_options: ReadOptions | None) -> Objects | None:
+    """Where chunks are that are no longer in a store's folder."""
+    url = manifest.published_to
+    if url is None:
+        return None
+    return objects_at(url, storage_options=publish.storage_options, read_options=read_options)
+
+
+def _publisher(
+    path: Path, manifest: Manifest, publish: PublishOptions, read_options: ReadOptions | None, *, is_new: bool
+) -> Publisher | None:
+    """What publishes a store, after a first look at where it does.
+
+    Raises:
+        StoreMismatchError: When chunks of the store are at another URL, or have to stay here.
+        StoreExistsError: As `Publisher.look`, like the others that it raises.
+    """
+    if publish.url is None:
+        return None
+    publish.check_is_elsewhere(path)
+    objects = objects_at(publish.url, storage_options=publish.storage_options, read_options=read_options, is_ours=True)
+    if manifest.published_to is not None and manifest.published_to != objects.place(""):
+        raise _made_otherwise(
+            path,
+            f"publish_to: the store has {manifest.published_to}, the buffer {objects.place('')}",
+            "Chunks that are only there can't be published elsewhere. Give that URL, or copy the store.",
+        )
+    if manifest.published_to is None and not publish.keep_local:
+        raise _made_otherwise(
+            path,
+            "keep_local: the store has True, the buffer False",
+            "Whether chunks stay is fixed when a store is made. Leave it out, or make a new store.",
+        )
+    publisher = Publisher(objects, seconds=publish.seconds, keep_local=publish.keep_local)
+    try:
+        publisher.look(must_be_free=is_new)
+    except BaseException:
+        publisher.close()
+        raise
+    return publisher
+
+
+def _made_otherwise(path: Path, difference: str, advice: str) -> StoreMismatchError:
+    return StoreMismatchError(
+        f"cannot continue {path}: it was made otherwise than it is asked for now.\n  {difference}\n{advice}",
+        path=str(path),
+        differences=[difference],
+    )
+
+
+def _publishing(store: WritableStore, publisher: Publisher | None) -> WritableStore:
+    """The store, which is closed when it can't be published."""
+    if publisher is not None:
+        try:
+            store.publish_with(publisher)
+        except BaseException:
+            publisher.close()
+            store.close()
+            raise
+    return store
 
 
 def open_existing(
@@ -244,8 +329,8 @@ def open_existing(
     options: StoreOptions,
     only: tuple[int, int] | None = None,
     verifies: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
     read_options: ReadOptions | None = None,
+    publish: PublishOptions | None = None,
 ) -> tuple[Store, ItemFormat]:
     """Opens a store from its path alone.
 
@@ -257,14 +342,17 @@ def open_existing(
         options: How it is synced when written to.
         only: Ids to read, when the others can't be; None follows the window.
         verifies: Whether chunks are checked against their checksums as they are read; only to read.
-        storage_options: How to reach the URL that has chunks which are no longer here.
         read_options: How chunks are read that are sealed.
+        publish: Where it is published when it is written to, and how to reach the URL that has chunks which are no
+            longer here.
 
     Returns:
         The store and the format of its items.
 
     Raises:
-        StoreNotFoundError: When there is no store; nothing is made.
+        StoreNotFoundError: When there is no store, and nothing is made; when there is no bucket for the URL.
+        StoreExistsError: When something else is at the URL.
+        StoreAccessError: When access to the URL is refused.
         StoreMismatchError: When another kind of buffer made it.
         StoreLockedError: When it is to be written and another process does.
         StoreLockUnsupportedError: When it is to be written and its file system doesn't lock files.
@@ -275,9 +363,8 @@ def open_existing(
     _check_kind(path, manifest, kind)
     item_format = item_format_of(manifest)
     leaves = leaves_of(item_format)
-    remote = None
-    if manifest.published_to is not None:
-        remote = objects_at(manifest.published_to, storage_options=storage_options, read_options=read_options)
+    publish = publish or PublishOptions()
+    remote = _elsewhere(manifest, publish, read_options)
     if not is_writable:
         store = Store(
             path,
@@ -289,8 +376,10 @@ def open_existing(
             remote=remote,
         )
         return store, item_format
+    publisher = None
     lock = lock_store(path, is_taken=options.lock)
     try:
+        publisher = _publisher(path, manifest, publish, read_options, is_new=False)
         writable = WritableStore(
             path,
             leaves,
@@ -303,21 +392,21 @@ def open_existing(
             remote=remote,
         )
     except BaseException:
+        if publisher is not None:
+            publisher.close()
         lock.close()
         raise
-    return writable, item_format
+    return _publishing(writable, publisher), item_format
 
 
 def _new_manifest(request: StoreRequest) -> Manifest:
-    options, lanes = request.options, request.format.batch_size
-    leaves = leaves_of(request.format)
     manifest = Manifest(
         kind=request.kind,
         spec=specs.to_json(request.format.data_spec),
-        batch_size=lanes,
+        batch_size=request.format.batch_size,
         max_length=request.max_length,
         keep_history=request.keep_history,
-        chunk_rows=_chunk_rows(request, leaves),
+        chunk_rows={},
         generation=0,
         first_id=0,
         next_id=0,
@@ -326,7 +415,30 @@ def _new_manifest(request: StoreRequest) -> Manifest:
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         metadata=request.metadata,
         package_version=__version__,
-        layout=options.layout,
+        published_to=None if request.publish.keep_local else _place_of(request.publish),
+    )
+    return laid_out(manifest, leaves_of(request.format), request.options)
+
+
+def _place_of(publish: PublishOptions) -> str | None:
+    if publish.url is None:
+        return None
+    return objects_at(publish.url, storage_options=publish.storage_options).place("")
+
+
+def laid_out(manifest: Manifest, leaves: Sequence[Leaf], options: StoreOptions) -> Manifest:
+    """Returns a manifest with the layout, codec and chunk lengths that a new store gets.
+
+    Args:
+        manifest: What the store is otherwise.
+        leaves: The leaves of its spec.
+        options: How it is laid out.
+
+    Raises:
+        OptionError: When the codec doesn't fit.
+    """
+    manifest = dataclasses.replace(
+        manifest, chunk_rows=_chunk_rows(manifest, leaves, options), layout=options.layout, codec=None
     )
     if options.codec is None:
         return manifest
@@ -337,16 +449,14 @@ def _new_manifest(request: StoreRequest) -> Manifest:
     return dataclasses.replace(manifest, codec=codec)
 
 
-def _chunk_rows(request: StoreRequest, leaves: Sequence[Leaf]) -> dict[str, int]:
+def _chunk_rows(manifest: Manifest, leaves: Sequence[Leaf], options: StoreOptions) -> dict[str, int]:
     """Ids in a chunk of each column; the same for all where a chunk has all columns."""
-    ring_length = None if request.keep_history else request.max_length
-    row_bytes = {
-        leaf.file_path: request.format.batch_size * leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves
-    }
-    if request.options.layout == "arrow":
+    ring_length = None if manifest.keep_history else manifest.max_length
+    row_bytes = {leaf.file_path: manifest.batch_size * leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves}
+    if options.layout == "arrow":
         row_bytes = dict.fromkeys(row_bytes, sum(row_bytes.values()))
     return {
-        file_path: rows_per_chunk(size, chunk_bytes=request.options.most_chunk_bytes, ring_length=ring_length)
+        file_path: rows_per_chunk(size, chunk_bytes=options.most_chunk_bytes, ring_length=ring_length)
         for file_path, size in row_bytes.items()
     }
 

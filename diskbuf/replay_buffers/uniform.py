@@ -33,6 +33,7 @@ from diskbuf.replay_buffers.opening import (
     open_remote,
     place_of,
 )
+from diskbuf.store.publishing import PublishOptions
 from diskbuf.store.reading import Store
 from diskbuf.store.remote import RemoteStore
 from diskbuf.store.writing import WritableStore
@@ -91,11 +92,21 @@ class UniformReplayBuffer:
         options: How the store is laid out and synced.
         read_options: How chunks are read that are compressed, or no longer here.
         trim: Whether a `max_length` smaller than the store's may let the oldest steps go.
+        publish_to: URL to publish the store to as it grows, such as ``s3://bucket/runs/cartpole.zarr``. Others read it
+            there with `diskbuf.open`; what they see is always a whole commit. `close` publishes the last steps.
+        publish_seconds: Seconds, above 0, between two publications; each object is put at most once in them.
+        keep_local: Whether chunks that are full and published stay here as well. Fixed when the store is created. If
+            not, they are fetched from the URL when they are read.
+        storage_options: What fsspec's file system of the URL's protocol takes: keys, endpoints.
 
     Raises:
         SpecError: When data_spec is not a nest of specs.
         OptionError: When an argument is outside its rule.
-        StoreExistsError: When the path is taken by something else, or mode is "w-".
+        StoreExistsError: When the path is taken by something else, or mode is "w-"; when `publish_to` holds something
+            else than what was published of this store.
+        StoreNotFoundError: When there is no bucket or container for `publish_to`.
+        StoreAccessError: When `publish_to` refuses the credentials. One that doesn't answer is a warning.
+        MissingExtraError: When the package for the protocol of `publish_to` isn't installed.
         StoreLockedError: When another process writes the store.
         StoreLockUnsupportedError: When its file system doesn't lock files; `StoreOptions(lock=False)` is the way round.
         StoreMismatchError: When the store was made with another spec, lanes or kind, or a larger max_length.
@@ -120,6 +131,10 @@ class UniformReplayBuffer:
         options: StoreOptions | None = None,
         read_options: ReadOptions | None = None,
         trim: bool = False,
+        publish_to: str | None = None,
+        publish_seconds: float = 60.0,
+        keep_local: bool = True,
+        storage_options: "Mapping[str, Any] | None" = None,
     ) -> None:
         if mode not in ("a", "w-"):
             raise OptionError(
@@ -134,6 +149,9 @@ class UniformReplayBuffer:
             options=_options(options),
             is_private=path is None,
             read_options=_read_options(read_options),
+            publish=PublishOptions(
+                url=publish_to, seconds=publish_seconds, keep_local=keep_local, storage_options=storage_options
+            ),
         )
         self._set_reading(
             seed, dataset_drop_remainder=dataset_drop_remainder, dataset_window_shift=dataset_window_shift
@@ -646,8 +664,27 @@ class UniformReplayBuffer:
             raise self._not_writable()
         self._writer.flush()
 
+    def publish_now(self) -> None:
+        """Publishes everything added so far to `publish_to`, without waiting for `publish_seconds` to pass.
+
+        Raises:
+            OptionError: When the buffer was opened without `publish_to`.
+            ReadOnlyError: When the buffer was opened for reading.
+            ClosedError: After `close`.
+            StoreExistsError: When another store is there now.
+            StoreAccessError: When writing is refused.
+            StoreUnreachableError: When requests failed, and failed again. Readers go on seeing what was published
+                before.
+            OSError: When something can't be written here.
+        """
+        if self._writer is None:
+            raise self._not_writable()
+        self._writer.publish()
+
     def close(self) -> None:
-        """Flushes and closes; a private store is removed. Closing twice is fine.
+        """Flushes, publishes and closes; a private store is removed. Closing twice is fine.
+
+        What can't be published is a warning: the steps are safe here, and the next opening with `publish_to` goes on.
 
         Raises:
             OSError: When the flush fails; the buffer is closed all the same.
@@ -737,6 +774,9 @@ def open(
     dataset_window_shift: int | None = None,
     options: StoreOptions | None = None,
     read_options: ReadOptions | None = None,
+    publish_to: str | None = None,
+    publish_seconds: float = 60.0,
+    keep_local: bool = True,
 ) -> UniformReplayBuffer:
     """Opens an existing store from its path or URL alone.
 
@@ -761,6 +801,9 @@ def open(
         dataset_window_shift: As in `UniformReplayBuffer`.
         options: How it is synced when written to.
         read_options: How chunks are read that are compressed, or not here.
+        publish_to: As in `UniformReplayBuffer`; only to add, like the next two.
+        publish_seconds: As in `UniformReplayBuffer`.
+        keep_local: As in `UniformReplayBuffer`.
 
     Returns:
         The buffer.
@@ -772,6 +815,7 @@ def open(
         StoreMismatchError: When another kind of buffer made it.
         StoreFormatError: When a newer version wrote it.
         StoreCorruptError: When one of its files is missing, short or unreadable.
+        StoreExistsError: When `publish_to` holds something else than what was published of this store.
         StoreAccessError: When a remote store refuses the credentials.
         StoreUnreachableError: When requests to it failed, and failed again.
         MissingExtraError: When the package for the URL's protocol isn't installed.
@@ -783,6 +827,11 @@ def open(
         )
     if mode == "r+" and (flag("skip_damaged", skip_damaged) or flag("verify", verify)):
         raise OptionError("skip_damaged and verify must be left out with mode='r+'. Run diskbuf.repair before adding.")
+    publish = PublishOptions(
+        url=publish_to, seconds=publish_seconds, keep_local=keep_local, storage_options=storage_options
+    )
+    if mode == "r" and publish_to is not None:
+        raise OptionError(f"publish_to must be left out with mode='r', got {publish_to!r}. Whoever writes publishes.")
     reopen = functools.partial(
         open,
         history=history,
@@ -823,8 +872,8 @@ def open(
             options=_options(options),
             only=_whole_ids(place) if flag("skip_damaged", skip_damaged) else None,
             verifies=flag("verify", verify),
-            storage_options=storage_options,
             read_options=_read_options(read_options),
+            publish=publish,
         )
     buffer._reopen = reopen if mode == "r" else None
     buffer._remove = _nothing
