@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError
+from diskbuf.options import IN_MEMORY, ReadOptions
 from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path
 from diskbuf.row_rules import rules_of
 from diskbuf.store import files
-from diskbuf.store.checksums import CHECKSUM_FILE, ChecksumTable, checksum_of, rot_in
+from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, checksum_of, rot_in
+from diskbuf.store.chunk_format import ChunkFormat
+from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.header import EPOCH, SEAL_EPOCH, Extent, LiveHeader
-from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, array_document
+from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, chunks_of
 from diskbuf.store.manifest import (
     COPY_FILE,
     ZARR_JSON,
@@ -34,9 +37,11 @@ from diskbuf.store.manifest import (
 )
 from diskbuf.store.quarantine import move_to_quarantine, quarantine_path
 from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
+from diskbuf.store.sealing import SealedFiles
 from diskbuf.store.writing import lock_store
 
 _PIECE_BYTES = 2**22
+_IN_PASSING = ReadOptions(cache_dir=IN_MEMORY, cache_bytes=2**28)  # each chunk is looked at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,13 +257,23 @@ def _examine(store: Path, *, takes_parts: bool = True) -> _Findings:
         *manifest_faults,
         *header_faults,
         *table_faults,
-        *_document_faults(store, layouts, certain_id=min(manifest.next_id, extent.next_id)),
+        # What of a store that seals its chunks is sealed is not counted anywhere, so any length is right.
+        *_document_faults(
+            store,
+            documents_of(manifest, layouts),
+            certain_id=0 if manifest.is_sealed else min(manifest.next_id, extent.next_id),
+        ),
     ]
     if not is_manifest_lost:
-        beside += _root_faults(store, ZarrMetadata(store, documents_of(layouts)), manifest)
+        beside += _root_faults(store, ZarrMetadata(store, documents_of(manifest, layouts)), manifest)
     faults = [*beside, *_count_faults(store, manifest, extent)]
     chunks, damaged = 0, []
-    for layout in layouts:
+    if manifest.is_sealed:
+        sealed = list(_sealed_faults(store, manifest, layouts, (first_id, extent.next_id), table=table))
+        faults += sealed
+        damaged += [ids for fault in sealed if (ids := fault.ids)]
+        chunks = _sealed_chunks(store, manifest, layouts, (first_id, extent.next_id))
+    for layout in () if manifest.is_sealed else layouts:
         expected = layout.chunks(first_id, extent.next_id)
         present = _present_chunks(store, layout, expected)
         missing = list(_missing_faults(store, layout, expected, present, extent.next_id))
@@ -321,7 +336,7 @@ def _rows(
     parts = list(_gaps(found.extent.floor, found.next_id, found.damaged)) if found.faults else [None]
     for part in parts:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # steps that were lost are a fault
-            reader = Store(store, leaves, is_mapped=False, only=part)
+            reader = Store(store, leaves, is_mapped=False, only=part, read_options=_IN_PASSING)
         with contextlib.closing(reader):
             start, next_id = reader.window()
             while (start := max(start, reader.window()[0])) < next_id:
@@ -447,6 +462,8 @@ def _count_faults(store: Path, manifest: Manifest, extent: Extent) -> Iterator[F
 
 def _most_held(store: Path, layouts: list[ColumnLayout]) -> int:
     """The id up to which chunk files can reach, with one missing at the end of each column."""
+    if any(layout.is_sealed for layout in layouts):
+        return EVERY_ID  # what is sealed is looked at one by one
     return max(
         (max(_present_chunks(store, layout, range(2**62)), default=0) + 2) * layout.chunk_rows for layout in layouts
     )
@@ -481,9 +498,9 @@ def _is_closed(store: Path) -> bool:
     return False
 
 
-def _document_faults(store: Path, layouts: list[ColumnLayout], *, certain_id: int) -> Iterator[Fault]:
-    expected = {layout.file_path: array_document(layout) for layout in layouts}
-    parents = {parent.as_posix() for layout in layouts for parent in Path(layout.file_path).parents} - {"."}
+def _document_faults(store: Path, arrays: Mapping[str, Any], *, certain_id: int) -> Iterator[Fault]:
+    expected = dict(arrays)
+    parents = {parent.as_posix() for file_path in arrays for parent in Path(file_path).parents} - {"."}
     expected |= {parent: group_document() for parent in parents}
     found = {}
     for file_path in sorted(expected):
@@ -517,12 +534,22 @@ def _next_id_now(store: Path) -> int:
 def _root_faults(store: Path, metadata: ZarrMetadata, manifest: Manifest) -> Iterator[Fault]:
     """What is wrong with the group's own metadata. A program that rewrote it may have left the list of arrays out."""
     path = store / ZARR_JSON
-    expected = json.loads(json.dumps(metadata.root_document(manifest)))
     found = json.loads(path.read_bytes())
+    length = _listed_length(found) if manifest.is_sealed else None
+    expected = json.loads(json.dumps(metadata.root_document(manifest, length=length)))
     if found.get("consolidated_metadata") is None:
         found["consolidated_metadata"] = expected["consolidated_metadata"]
     if _bare(found) != _bare(expected):
         yield Fault(path=str(path), message=f"{path} must list the arrays as the manifest does, but doesn't.")
+
+
+def _listed_length(document: Any) -> int | None:
+    """The length of the first array that a group's metadata lists, None when it lists none."""
+    with contextlib.suppress(TypeError, LookupError):
+        for member in document["consolidated_metadata"]["metadata"].values():
+            if member["node_type"] == "array":
+                return _length(member)
+    return None
 
 
 def _bare(document: Any) -> Any:
@@ -627,7 +654,9 @@ def _mend(store: Path, found: _Findings, *, is_dry_run: bool) -> Iterator[str]:
     """Yields what is done, and does it unless `is_dry_run`; the manifest goes last."""
     first_id, next_id = found.whole
     quarantine = _Quarantine(store, is_dry_run=is_dry_run)
-    for layout in found.layouts:
+    if found.manifest.is_sealed:
+        yield from _mend_sealed(store, found, quarantine)
+    for layout in () if found.manifest.is_sealed else found.layouts:
         yield from _mend_chunks(store, layout, found, quarantine)
     for path in found.remade:
         # The only file that tells what the store is stays where it is until it is replaced.
@@ -665,15 +694,18 @@ def _write_state(store: Path, found: _Findings) -> None:
     )
     path = store / STATE_FOLDER / CHECKSUM_FILE
     table = ChecksumTable.load(path)
-    table.keep({layout.file_path: layout.chunk_rows for layout in found.layouts}, first_id, next_id)
-    if path in found.remade:  # what the chunks hold now is the best that is known
+    there = SealedFiles(store, _format_of(manifest, found.layouts))
+    table.keep(there.folders, first_id, next_id)
+    if path in found.remade and manifest.is_sealed:
+        _take_object_checksums(there, table, found.whole)
+    elif path in found.remade:  # what the chunks hold now is the best that is known
         for layout in found.layouts:
             for chunk in layout.chunks(first_id, next_id):
                 rows = min(layout.chunk_rows, next_id - chunk * layout.chunk_rows)
                 checksum = checksum_of(_chunk_path(store, layout, chunk), layout, chunk, rows=rows)
                 table.set(layout.file_path, chunk, checksum)
     table.save(sync=True)
-    metadata = ZarrMetadata(store, documents_of(found.layouts))
+    metadata = ZarrMetadata(store, documents_of(manifest, found.layouts))
     metadata.create(sync=True)
     header_path = store / STATE_FOLDER / HEADER_FILE
     if not header_path.exists():
@@ -696,6 +728,21 @@ def _write_state(store: Path, found: _Findings) -> None:
         ),
         sync=True,
     )
+
+
+def _take_object_checksums(there: SealedFiles, table: ChecksumTable, ids: tuple[int, int]) -> None:
+    """Takes the checksums of objects as they are now, the best that is known."""
+    import google_crc32c
+
+    for group in there.groups:
+        rows = there.rows_of(group)
+        for chunk in sorted(there.object_chunks(group) & set(chunks_of(*ids, rows))):
+            data = there.object_path(group, chunk).read_bytes()
+            crc = google_crc32c.value(data)
+            first_id = chunk * rows
+            counted = min(rows, ids[1] - first_id)
+            checksum = Checksum(first_id=first_id, rows=counted, bytes=len(data), crc32c=crc)
+            table.set(there.folder_of(group), chunk, checksum)
 
 
 class _Quarantine:
@@ -724,9 +771,88 @@ class _Quarantine:
             files.sync_folder(target.parent)
 
 
-def documents_of(layouts: list[ColumnLayout]) -> dict[str, Any]:
-    """The zarr documents of columns whose chunks are raw files."""
-    return {layout.file_path: array_document(layout) for layout in layouts}
+def documents_of(manifest: Manifest, layouts: list[ColumnLayout]) -> dict[str, Any]:
+    """The zarr documents of a store's arrays."""
+    return _format_of(manifest, layouts).documents()
+
+
+def _format_of(manifest: Manifest, layouts: list[ColumnLayout]) -> ChunkFormat:
+    return chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec)
+
+
+def _sealed_chunks(store: Path, manifest: Manifest, layouts: list[ColumnLayout], ids: tuple[int, int]) -> int:
+    """How many files a store that seals its chunks has for ids, raw ones and objects."""
+    there = SealedFiles(store, _format_of(manifest, layouts))
+    found = 0
+    for group in there.groups:
+        expected = set(chunks_of(*ids, there.rows_of(group)))
+        found += len(there.object_chunks(group) & expected)
+        found += sum(len(there.raw_chunks(layout) & expected) for layout in there.layouts_of(group))
+    return found
+
+
+def _sealed_faults(
+    store: Path, manifest: Manifest, layouts: list[ColumnLayout], ids: tuple[int, int], *, table: ChecksumTable
+) -> Iterator[Fault]:
+    """What is wrong with the chunks of a store that seals them: each must be raw, or an object."""
+    there = SealedFiles(store, _format_of(manifest, layouts))
+    for group in there.groups:
+        rows = there.rows_of(group)
+        raw = [there.raw_chunks(layout) for layout in there.layouts_of(group)]
+        objects = there.object_chunks(group)
+        for chunk in chunks_of(*ids, rows):
+            low, high = chunk * rows, min((chunk + 1) * rows, ids[1])
+            is_raw = all(chunk in chunks for chunks in raw)
+            for layout, chunks in zip(there.layouts_of(group), raw, strict=True):
+                path = there.raw_path(layout, chunk)
+                problem = _look_at(path, layout)[0] if chunk in chunks else None
+                was_sealed = not path.exists() and there.object_path(group, chunk).exists()  # since it was listed
+                if problem is not None and not was_sealed:
+                    message = f"chunk file {path} of leaf {layout.path!r} {problem}."
+                    yield Fault(path=str(path), message=message, first_id=low, next_id=high)
+            path = there.object_path(group, chunk)
+            if chunk in objects:
+                problem = _look_at_object(path, table.entries.get((there.folder_of(group), chunk)))
+                if problem is not None:
+                    # A raw file beside it has the rows all the same.
+                    first_id, next_id = (None, None) if is_raw else (low, high)
+                    message = f"chunk file {path} {problem}."
+                    yield Fault(path=str(path), message=message, first_id=first_id, next_id=next_id)
+            elif not is_raw and (manifest.published_to is None or (chunk + 1) * rows > ids[1]):
+                yield Fault(path=str(path), message=f"chunk file {path} is missing.", first_id=low, next_id=high)
+
+
+def _look_at_object(path: Path, expected: Checksum | None) -> str | None:
+    """What is wrong with the file of a sealed chunk, None for nothing."""
+    import google_crc32c
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return f"can't be read: {error.strerror}"
+    if not data:
+        return "must hold a chunk, but is empty"
+    if expected is None:
+        return None
+    if len(data) != expected.bytes:
+        return f"must hold {expected.bytes} bytes, has {len(data)}"
+    found = google_crc32c.value(data)
+    return None if found == expected.crc32c else f"must have checksum {expected.crc32c:08x}, has {found:08x}"
+
+
+def _mend_sealed(store: Path, found: _Findings, quarantine: "_Quarantine") -> Iterator[str]:
+    """Takes out what isn't kept, and objects that are damaged beside raw files that aren't."""
+    there = SealedFiles(store, _format_of(found.manifest, found.layouts))
+    damaged = {fault.path for fault in found.faults}
+    for group in there.groups:
+        kept = chunks_of(*found.whole, there.rows_of(group))
+        for chunk in sorted(there.object_chunks(group)):
+            path = there.object_path(group, chunk)
+            if chunk not in kept or str(path) in damaged:
+                yield from quarantine.take(path)
+        for layout in there.layouts_of(group):
+            for chunk in sorted(there.raw_chunks(layout) - set(kept)):
+                yield from quarantine.take(there.raw_path(layout, chunk))
 
 
 def _chunk_path(store: Path, layout: ColumnLayout, chunk: int) -> Path:

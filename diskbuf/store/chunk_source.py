@@ -118,7 +118,10 @@ class ChunkSource:
                 return {}
             # Not closed: what failed in there may still hold it.
             data = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-            offsets = self.chunk_format.raw_offsets(group, chunk, memoryview(data))
+            try:
+                offsets = self.chunk_format.raw_offsets(group, chunk, memoryview(data))
+            except ValueError:  # decoding it says what is wrong
+                return {}
             for number, offset in zip(self.chunk_format.groups[group], offsets, strict=True):
                 if number in columns and offset is not None:
                     found[number] = OpenedChunk(os.dup(file.fileno()), offset)

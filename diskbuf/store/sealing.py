@@ -20,7 +20,69 @@ from diskbuf.store.chunk_format import ChunkFormat
 from diskbuf.store.layout import ColumnLayout, chunks_of
 
 
-class Sealer:
+class SealedFiles:
+    """The files of a store that seals its chunks: which there are, and where.
+
+    Args:
+        path: The store's folder.
+        chunk_format: How its chunks are stored.
+    """
+
+    def __init__(self, path: Path, chunk_format: ChunkFormat) -> None:
+        self._path = path
+        self._format = chunk_format
+
+    @property
+    def groups(self) -> range:
+        """The groups of columns that are in one object."""
+        return range(len(self._format.groups))
+
+    def layouts_of(self, group: int) -> list[ColumnLayout]:
+        """The columns of a group."""
+        return [self._format.layouts[number] for number in self._format.groups[group]]
+
+    def rows_of(self, group: int) -> int:
+        """Ids in a chunk of a group."""
+        return self.layouts_of(group)[0].chunk_rows
+
+    def folder_of(self, group: int) -> str:
+        """Where the objects of a group are, below the store."""
+        return self._format.object_name(group, 0).rpartition("/")[0]
+
+    @property
+    def folders(self) -> Mapping[str, int]:
+        """The rows of a chunk in each folder of objects."""
+        return {self.folder_of(group): self.rows_of(group) for group in self.groups}
+
+    def object_path(self, group: int, chunk: int) -> Path:
+        """The file of an object."""
+        return self._path / self._format.object_name(group, chunk)
+
+    def raw_path(self, layout: ColumnLayout, chunk: int) -> Path:
+        """The raw file of a chunk of a column."""
+        return self._path / layout.raw_folder / layout.file_name(chunk)
+
+    def raw_chunks(self, layout: ColumnLayout) -> set[int]:
+        """The chunks of a column that have a raw file."""
+        names = _names_in(self._path / layout.raw_folder)
+        return {chunk for name in names if (chunk := layout.chunk_of_name(name)) is not None}
+
+    def object_chunks(self, group: int) -> set[int]:
+        """The chunks of a group that have an object here."""
+        folder = self.folder_of(group)
+        found = (self._format.chunk_of_name(f"{folder}/{name}") for name in _names_in(self._path / folder))
+        return {place[1] for place in found if place is not None and place[0] == group}
+
+    def objects_outside(self, first_id: int, next_id: int) -> Iterator[Path]:
+        """The objects that hold no id of [first_id, next_id)."""
+        for group in self.groups:
+            kept = chunks_of(first_id, next_id, self.rows_of(group))
+            for chunk in sorted(self.object_chunks(group)):
+                if chunk not in kept:
+                    yield self.object_path(group, chunk)
+
+
+class Sealer(SealedFiles):
     """Knows which chunks of a store are sealed, and seals those that are full, oldest first.
 
     Args:
@@ -45,8 +107,7 @@ class Sealer:
         sync: bool,
         may_be_elsewhere: bool = False,
     ) -> None:
-        self._path = path
-        self._format = chunk_format
+        super().__init__(path, chunk_format)
         self._sync = sync
         self._sealed = [0] * len(chunk_format.groups)  # end of what was sealed here, chunks that aren't full too
         self._next = []
@@ -55,7 +116,7 @@ class Sealer:
 
     def _first_unsealed(self, group: int, first_id: int, next_id: int, *, may_be_elsewhere: bool) -> int:
         """The chunk of a group that is to be sealed next."""
-        raw = set.intersection(*(self._raw_chunks(layout) for layout in self._layouts(group)))
+        raw = set.intersection(*(self.raw_chunks(layout) for layout in self.layouts_of(group)))
         objects = self.object_chunks(group)
         rows = self.rows_of(group)
         for chunk in chunks_of(first_id, next_id, rows):
@@ -68,48 +129,6 @@ class Sealer:
                 )
         # One whose object is there too is sealed again: the object may be of fewer rows, from when the store was closed.
         return min((chunk for chunk in raw if first_id < (chunk + 1) * rows <= next_id), default=next_id // rows)
-
-    def _layouts(self, group: int) -> list[ColumnLayout]:
-        return [self._format.layouts[number] for number in self._format.groups[group]]
-
-    def rows_of(self, group: int) -> int:
-        """Ids in a chunk of a group."""
-        return self._layouts(group)[0].chunk_rows
-
-    def folder_of(self, group: int) -> str:
-        """Where the objects of a group are, below the store."""
-        return self._format.object_name(group, 0).rpartition("/")[0]
-
-    @property
-    def folders(self) -> Mapping[str, int]:
-        """The rows of a chunk in each folder of objects."""
-        return {self.folder_of(group): self.rows_of(group) for group in range(len(self._format.groups))}
-
-    def object_path(self, group: int, chunk: int) -> Path:
-        """The file of an object."""
-        return self._path / self._format.object_name(group, chunk)
-
-    def raw_path(self, layout: ColumnLayout, chunk: int) -> Path:
-        """The raw file of a chunk of a column."""
-        return self._path / layout.raw_folder / layout.file_name(chunk)
-
-    def _raw_chunks(self, layout: ColumnLayout) -> set[int]:
-        names = _names_in(self._path / layout.raw_folder)
-        return {chunk for name in names if (chunk := layout.chunk_of_name(name)) is not None}
-
-    def object_chunks(self, group: int) -> set[int]:
-        """The chunks of a group that have an object here."""
-        folder = self.folder_of(group)
-        found = (self._format.chunk_of_name(f"{folder}/{name}") for name in _names_in(self._path / folder))
-        return {place[1] for place in found if place is not None and place[0] == group}
-
-    def objects_outside(self, first_id: int, next_id: int) -> Iterator[Path]:
-        """The objects that hold no id of [first_id, next_id)."""
-        for group in range(len(self._format.groups)):
-            kept = chunks_of(first_id, next_id, self.rows_of(group))
-            for chunk in sorted(self.object_chunks(group)):
-                if chunk not in kept:
-                    yield self.object_path(group, chunk)
 
     # ---- sealing
 
@@ -148,7 +167,7 @@ class Sealer:
         import google_crc32c
 
         try:
-            raw = [self._read_raw(layout, chunk, rows) for layout in self._layouts(group)]
+            raw = [self._read_raw(layout, chunk, rows) for layout in self.layouts_of(group)]
         except FileNotFoundError:
             self._pass_by(group, chunk, rows)
             return None
@@ -186,10 +205,10 @@ class Sealer:
 
     def remove_partly_raw(self, next_id: int) -> None:
         """Removes the raw files that a crash left of chunks whose other columns are sealed already."""
-        for group in range(len(self._format.groups)):
-            raw = [self._raw_chunks(layout) for layout in self._layouts(group)]
-            for layout, chunks in zip(self._layouts(group), raw, strict=True):
-                for chunk in chunks - set.intersection(*raw):
+        for group in self.groups:
+            raw = [self.raw_chunks(layout) for layout in self.layouts_of(group)]
+            for layout, chunks in zip(self.layouts_of(group), raw, strict=True):
+                for chunk in chunks - raw[0].intersection(*raw):
                     if (chunk + 1) * layout.chunk_rows <= next_id:
                         self.raw_path(layout, chunk).unlink(missing_ok=True)
 
