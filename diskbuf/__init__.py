@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         training,
         trajectories,
     )
+    from diskbuf.copying import CopyReport, copy
     from diskbuf.episode_table import episodes
     from diskbuf.errors import (
         BusyError,
@@ -74,6 +75,7 @@ _MODULES = {
     "BufferInfo": "diskbuf.replay_buffers.uniform",
     "BusyError": "diskbuf.errors",
     "ClosedError": "diskbuf.errors",
+    "CopyReport": "diskbuf.copying",
     "DiskbufError": "diskbuf.errors",
     "EmptyBufferError": "diskbuf.errors",
     "EndOfLogError": "diskbuf.errors",
@@ -99,6 +101,7 @@ _MODULES = {
     "VerifyReport": "diskbuf.maintenance",
     "WindowError": "diskbuf.errors",
     "agents": "diskbuf.agents",
+    "copy": "diskbuf.copying",
     "drivers": "diskbuf.drivers",
     "environments": "diskbuf.environments",
     "episodes": "diskbuf.episode_table",
@@ -120,6 +123,7 @@ __all__ = [
     "BufferInfo",
     "BusyError",
     "ClosedError",
+    "CopyReport",
     "DiskbufError",
     "EmptyBufferError",
     "EndOfLogError",
@@ -146,6 +150,7 @@ __all__ = [
     "WindowError",
     "__version__",
     "agents",
+    "copy",
     "drivers",
     "environments",
     "episodes",

@@ -25,7 +25,16 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
     {"plan", "resident_plan", "row_rules", "store"},
-    {"episode_ends", "episode_index", "episode_table", "kept_settings", "maintenance", "readers", "replay_buffers"},
+    {
+        "copying",
+        "episode_ends",
+        "episode_index",
+        "episode_table",
+        "kept_settings",
+        "maintenance",
+        "readers",
+        "replay_buffers",
+    },
     {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},
     {"training"},
 )

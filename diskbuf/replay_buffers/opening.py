@@ -15,7 +15,7 @@ from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.replay_buffers.items import ItemFormat
 from diskbuf.store.chunk_formats.codecs import codec_json
 from diskbuf.store.header import LiveHeader
-from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
+from diskbuf.store.layout import COPYING_FILE, HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, has_copy, read_manifest
 from diskbuf.store.objects import Objects
 from diskbuf.store.publishing import Publisher, PublishOptions
@@ -465,6 +465,10 @@ def _check_free(path: Path, mode: str) -> None:
     """A new store goes into a folder that is missing, empty, or left by a creation that was killed."""
     if path.is_dir():
         names = {entry.name for entry in os.scandir(path)}
+        if (path / STATE_FOLDER / COPYING_FILE).exists() and ZARR_JSON not in names:
+            raise _taken(
+                path, "a copy that isn't finished", advice="Run diskbuf.copy again to finish it, or remove the folder."
+            )
         if ZARR_JSON in names and mode == "w-":
             raise _taken(path, "a store", advice="Choose another path, or mode='a' to continue the store.")
         if names and STATE_FOLDER not in names:

@@ -17,6 +17,9 @@ TAIL_FOLDER = "tail"
 HEADER_FILE = "live"
 LOCK_FILE = "lock"
 
+COPYING_FILE = "copying.json"
+"""There while a store is being copied to this place; it isn't one before that is done."""
+
 RING_SLACK_BYTES = 2**20
 """What a full ring may use per column beyond 1.25 times its live rows."""
 

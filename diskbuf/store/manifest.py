@@ -16,7 +16,7 @@ from typing import Any
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError, StoreNotFoundError
 from diskbuf.store import files
-from diskbuf.store.layout import STATE_FOLDER, ColumnLayout
+from diskbuf.store.layout import COPYING_FILE, STATE_FOLDER, ColumnLayout
 
 FORMAT = 2
 """The newest format. A store is written in the oldest one that can say what it is: 1 for chunks that are raw files."""
@@ -169,6 +169,11 @@ def read_manifest(store: Path) -> Manifest:
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (store / STATE_FOLDER / COPYING_FILE).exists():
+            raise StoreNotFoundError(
+                f"cannot open {store}: it is a copy that isn't finished. Run diskbuf.copy again; it goes on from there.",
+                path=str(store),
+            ) from error
         if has_copy(store) or ((store / STATE_FOLDER).is_dir() and any(store.rglob("c.*"))):
             raise StoreCorruptError(
                 f"{path} must hold the store's manifest, but is missing. {advice}; "
