@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,7 @@ from diskbuf.errors import ClosedError, OptionError, ReadOnlyError, WindowError
 from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.readers.elements import Elements
 from diskbuf.readers.requests import count, seed_of, share_of
+from diskbuf.readers.resident_rows import ResidentSampler
 from diskbuf.readers.rows import PassReader, Sampler, Source, longest_run
 from diskbuf.replay_buffers.items import ItemFormat
 from diskbuf.replay_buffers.opening import (
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from diskbuf.episode_index import EpisodeIndex
 
 _KIND = "uniform"
+
+Shuffle = Literal["exact", "resident"]
 
 
 class BufferInfo(NamedTuple):
@@ -444,6 +447,7 @@ class UniformReplayBuffer:
         shard: "tuple[int, int] | tf.distribute.InputContext | None" = None,
         within_episodes: bool | str = False,
         read_ahead: int | None = None,
+        shuffle: Shuffle = "exact",
     ) -> "tf.data.Dataset":
         """Returns a `tf.data.Dataset` of (items, BufferInfo), structured like `data_spec`.
 
@@ -474,6 +478,9 @@ class UniformReplayBuffer:
             read_ahead: Elements to draw from one window. None is 1 for a buffer that can be added to, so that each
                 element is drawn from the window of its moment, and up to 16 for one that is only read. A pass reads
                 ahead in any case.
+            shuffle: "exact" draws from all sequences of the window alike. "resident" is for stores that are larger
+                than their cache: it draws from a set of blocks that are at hand, through which all of the window moves
+                once an epoch, and never from a sequence that spans two blocks. The README says what each costs.
 
         Returns:
             The dataset. A failure while it is read (an empty buffer) is a `tf.errors.OpError` with the message.
@@ -500,7 +507,9 @@ class UniformReplayBuffer:
                 )
             reader = self._pass_reader(size, steps, share_of(start, shard), seed=seed, within_episodes=within_episodes)
             return tf_data.pass_dataset(elements, reader, is_exact=self._drop_remainder)
-        sampler = self._random_reader(steps, share_of(start, shard), seed=seed, within_episodes=within_episodes)
+        sampler = self._random_reader(
+            steps, share_of(start, shard), seed=seed, within_episodes=within_episodes, shuffle=shuffle
+        )
         if ahead is None:
             ahead = 1 if self._writer is not None else tf_data.usual_read_ahead(elements)
         return tf_data.random_dataset(
@@ -509,6 +518,7 @@ class UniformReplayBuffer:
             read_ahead=ahead,
             num_parallel_calls=num_parallel_calls,
             sequence_preprocess_fn=sequence_preprocess_fn,
+            executor="host" if shuffle == "resident" else None,
         )
 
     def as_numpy_iterator(
@@ -521,6 +531,7 @@ class UniformReplayBuffer:
         start: int = 0,
         shard: "tuple[int, int] | tf.distribute.InputContext | None" = None,
         within_episodes: bool | str = False,
+        shuffle: Shuffle = "exact",
     ) -> Iterator[tuple[Any, BufferInfo]]:
         """Returns the elements of `as_dataset` as NumPy arrays, read by NumPy; TensorFlow isn't needed.
 
@@ -540,6 +551,7 @@ class UniformReplayBuffer:
             start: As in `as_dataset`.
             shard: As in `as_dataset`.
             within_episodes: As in `as_dataset`.
+            shuffle: As in `as_dataset`.
 
         Returns:
             An iterator over (items, info), each freshly allocated; endless unless it makes a pass. What goes wrong
@@ -555,7 +567,8 @@ class UniformReplayBuffer:
         share = share_of(start, shard)
         if flag("single_deterministic_pass", single_deterministic_pass):
             return self._pass(self._pass_reader(size, steps, share, seed=seed, within_episodes=within_episodes))
-        return self._samples(self._random_reader(steps, share, seed=seed, within_episodes=within_episodes), size, steps)
+        sampler = self._random_reader(steps, share, seed=seed, within_episodes=within_episodes, shuffle=shuffle)
+        return self._samples(sampler, size, steps)
 
     def _samples(self, sampler: Sampler, size: int | None, steps: int | None) -> Iterator[tuple[Any, BufferInfo]]:
         def read(batch: int) -> tuple[Any, BufferInfo]:
@@ -580,11 +593,25 @@ class UniformReplayBuffer:
         return _Elements(read)
 
     def _random_reader(
-        self, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str
+        self, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str, shuffle: Shuffle
     ) -> Sampler:
-        sampler = self._new_sampler(self._readers_source(within_episodes), seed=seed_of(seed), share=share)
+        if shuffle not in get_args(Shuffle):
+            raise OptionError(f"shuffle must be one of {', '.join(map(repr, get_args(Shuffle)))}, got {shuffle!r}.")
+        if shuffle == "resident" and within_episodes is not False:
+            raise OptionError(
+                f"within_episodes must be False with shuffle='resident', got {within_episodes!r}. Use shuffle='exact'."
+            )
+        source, given = self._readers_source(within_episodes), seed_of(seed)
         self._check_steps(steps or 1)
-        return sampler
+        if shuffle == "exact":
+            return self._new_sampler(source, seed=given, share=share)
+        return ResidentSampler(
+            source,
+            seed=plan.derive_seed(self._seed, next(self._streams)) if given is None else given,
+            share=share,
+            cache_bytes=self._opened().cache_bytes,
+            num_steps=steps or 1,
+        )
 
     def _pass_reader(
         self, size: int | None, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str

@@ -427,6 +427,11 @@ class Store:
         return self._writable
 
     @property
+    def cache_bytes(self) -> int:
+        """Most raw bytes of chunks that are kept at hand, where they are fetched."""
+        return self._read_options.cache_bytes
+
+    @property
     def most_ids(self) -> int:
         """Most ids that the window can hold, `EVERY_ID` where nothing limits it; history counts where it is read."""
         return self._length
@@ -609,6 +614,17 @@ class Store:
             if self.cold_reads.is_crowded:
                 column.expect_random_reads()
             column.ask_for(rows + column.offset(first_id))
+
+    def ask_for_range(self, first_id: int, next_id: int) -> None:
+        """As `ask_for`, for all lanes of consecutive ids, where chunks are fetched; other stores do nothing."""
+        if self._residents is not None and first_id < next_id:
+            self._residents.ask(
+                [
+                    (number, chunk)
+                    for number, column in enumerate(self.columns)
+                    for chunk in column.layout.chunks(first_id, next_id)
+                ]
+            )
 
     def _verify(self, ids: NDArray[np.int64], columns: Sequence[Column] | None = None) -> None:
         """Checks the chunks that hold ids, of all columns or of chosen ones, each the first time only.
