@@ -563,10 +563,9 @@ def _status(error: BaseException) -> int | None:
     for link in _chain(error):
         response = getattr(link, "response", None)  # botocore's
         values = [response.get("ResponseMetadata", {}).get("HTTPStatusCode")] if isinstance(response, dict) else []
-        for name in ("status", "status_code", "code"):  # aiohttp's, azure's, gcsfs'
-            if hasattr(type(link), name) or name in vars(link):
-                values.append(getattr(link, name))
-                break  # aiohttp's has a code as well, which warns
+        values += [getattr(link, "status", None), getattr(link, "status_code", None)]  # aiohttp's, azure's
+        if type(link).__name__ == "HttpError":  # gcsfs'; a code of aiohttp's can be its own, when a body ends early
+            values.append(getattr(link, "code", None))
         for value in values:
             if str(value).isdecimal() and 100 <= int(str(value)) < 600:
                 return int(str(value))
@@ -575,9 +574,8 @@ def _status(error: BaseException) -> int | None:
 
 def _says_range_is_beyond(error: BaseException) -> bool:
     """Whether obstore found out for itself, after an answer that it took for a right one."""
-    return type(error).__name__ == "GenericError" and any(
-        text in str(error) for text in ("Requested range was invalid", "Range started at", "416 Range Not Satisfiable")
-    )
+    told = r"InvalidRange|range start(ing|ed) at|Requested range was invalid|416 Range Not Satisfiable"
+    return type(error).__name__ == "GenericError" and re.search(told, str(error), re.IGNORECASE) is not None
 
 
 def _kind(error: BaseException) -> _Kind:
@@ -627,9 +625,9 @@ def _translated(error: Exception, place: str) -> Exception:
         )
     if kind == "lasting" and isinstance(error, OSError) and status is None and error.errno is not None:
         return error  # a full disk, a name that is too long
-    tries = " each time" if kind == "passing" else ""
+    tries, check = (" each time", "the network") if kind == "passing" else ("", "storage_options")
     return StoreUnreachableError(
-        f"{place} must answer, got {got}{tries}. Check the network and the service, then try again.", path=place
+        f"{place} must answer, got {got}{tries}. Check {check} and the service, then try again.", path=place
     )
 
 
