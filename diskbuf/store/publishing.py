@@ -362,7 +362,8 @@ class Publisher:
         ]
         missing = [
             (group, chunk, rows)
-            for first_id, group, chunk in sorted(wanted)
+            # The newest first: what a ring overwrites meanwhile is then what the window can do without.
+            for first_id, group, chunk in sorted(wanted, reverse=True)
             for rows in [min(self._rows_of(group), manifest.next_id - first_id)]
             if not self._has(group, chunk, rows)
         ]
