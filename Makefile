@@ -50,8 +50,8 @@ bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows
 	$(BIN)/python tools/bench/off_policy.py
 	$(BIN)/python tools/bench/log_import.py
 
-bench-layouts: $(STAMP) ## Measure decoding whole chunks of each layout beside TensorStore and memcpy; a minute
-	$(BIN)/python tools/bench/decoding.py
+bench-layouts: $(STAMP) ## Measure the layouts beside raw files, TensorStore and plain requests; minutes
+	$(BIN)/python tools/bench/layouts.py
 
 bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
 	$(PEERS)/bin/python tools/bench/learning.py

@@ -17,7 +17,7 @@ from diskbuf.options import IN_MEMORY, ReadOptions
 from diskbuf.store.checksums import Checksum
 from diskbuf.store.chunk_cache import ChunkCache, DiskCache, MemoryCache, NewChunk
 from diskbuf.store.chunk_format import ChunkFormat
-from diskbuf.store.columns import OpenedChunk
+from diskbuf.store.columns import OpenedChunk, aligned_empty
 from diskbuf.store.objects import Objects
 
 
@@ -81,9 +81,7 @@ class ChunkSource:
         """
         name = self.chunk_format.object_name(group, chunk)
         is_whole = rows == self.chunk_format.layouts[columns[0]].chunk_rows
-        checksum = self._checksum_of(name.rpartition("/")[0], chunk)
-        if checksum is not None and (checksum.rows < rows):
-            checksum = None  # of fewer rows, as they were before more came
+        checksum = self._checksum(name, chunk, rows)
         found = {} if self._verifies else self._as_they_are(name, group, chunk, columns)
         try:
             keys = self._keys(name, group, chunk, checksum) if is_whole else {}
@@ -101,6 +99,36 @@ class ChunkSource:
             close_all(found)
             raise
         return found
+
+    def decode(self, group: int, chunk: int, *, rows: int, column: int) -> NDArray[Any]:
+        """Reads a chunk of one column into memory, past the cache.
+
+        Args:
+            group: Which group.
+            chunk: Which chunk.
+            rows: How many rows of it are asked for.
+            column: Which column.
+
+        Returns:
+            [rows, lanes, *shape].
+
+        Raises:
+            FileNotFoundError: As `open`, like the others that it raises.
+        """
+        name = self.chunk_format.object_name(group, chunk)
+        checksum = self._checksum(name, chunk, rows)
+        layout = self.chunk_format.layouts[column]
+        data = self._fetch(name, group, checksum)
+        out = aligned_empty((rows, layout.lanes, *layout.shape), layout.dtype)
+        self._decode_into(
+            name, group, chunk, data, [out if number == column else None for number in self.chunk_format.groups[group]]
+        )
+        return out
+
+    def _checksum(self, name: str, chunk: int, rows: int) -> Checksum | None:
+        checksum = self._checksum_of(name.rpartition("/")[0], chunk)
+        # One of fewer rows is of the object as it was before more came.
+        return None if checksum is None or checksum.rows < rows else checksum
 
     def _as_they_are(self, name: str, group: int, chunk: int, columns: Sequence[int]) -> dict[int, OpenedChunk]:
         """Those columns whose raw rows lie in a local object as they are."""
@@ -187,15 +215,7 @@ class ChunkSource:
                 new[number] = (self.cache if number in keys else memory_only).new(layout.chunk_bytes)
                 shape = (layout.chunk_rows, layout.lanes, *layout.shape)
                 into.append(np.frombuffer(new[number].memory, layout.dtype).reshape(shape)[:rows])
-            try:
-                self.chunk_format.decode(group, chunk, data, into)
-            except ValueError as error:
-                place, reason = self.objects.place(name), str(error).rstrip(".")
-                raise StoreCorruptError(
-                    f"chunk file {place} must hold {rows} rows of chunk {chunk}, but can't be decoded: {reason}. "
-                    "Restore that file, or run diskbuf.repair.",
-                    path=place,
-                ) from error
+            self._decode_into(name, group, chunk, data, into)
             into.clear()  # arrays of the memory that is handed over
             for number, room in new.items():
                 found[number] = OpenedChunk(room.keep(keys.get(number, "")))
@@ -206,6 +226,18 @@ class ChunkSource:
                 room.drop()
             raise
         return found
+
+    def _decode_into(self, name: str, group: int, chunk: int, data: bytes, into: Sequence[NDArray[Any] | None]) -> None:
+        try:
+            self.chunk_format.decode(group, chunk, data, into)
+        except ValueError as error:
+            place, reason = self.objects.place(name), str(error).rstrip(".")
+            rows = next(len(rows) for rows in into if rows is not None)
+            raise StoreCorruptError(
+                f"chunk file {place} must hold {rows} rows of chunk {chunk}, but can't be decoded: {reason}. "
+                "Restore that file, or run diskbuf.repair.",
+                path=place,
+            ) from error
 
 
 def close_all(opened: Mapping[int, OpenedChunk]) -> None:

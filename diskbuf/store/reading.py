@@ -500,7 +500,8 @@ class Store:
         except FileNotFoundError as error:
             self._check_was_evicted(int(ids.min(initial=EVERY_ID)), error)
             return None
-        self._look_whether_whole()
+        if ids.size:
+            self._look_whether_whole(int(ids.min()), int(ids.max()))
         return found
 
     def _chunks_of(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -524,17 +525,32 @@ class Store:
             path=str(place),
         ) from error
 
-    def _look_whether_whole(self) -> None:
-        """Notes when everything is attached: rows are read without a look at each chunk from then on."""
+    def _look_whether_whole(self, low: int, high: int) -> None:
+        """Notes which ids are attached all: their rows are then read without a look at each chunk.
+
+        Args:
+            low: Lowest id that was just read.
+            high: Highest.
+        """
         residents = self._residents
         if residents is None:
             return
-        detached = residents.detached
-        window = self._bounds()
-        if self._whole is not None and self._whole[2] == detached and self._whole[1] >= window[1]:
-            return
+        detached, window = residents.detached, self._bounds()
+        columns = [column for column in self.columns if column.layout.row_bytes]
+        # Of chunks that are being written the rows behind the window are attached with it.
+        end = EVERY_ID if self._has_raw_files and self._words is not None else window[1]
         if residents.has_all(window):
-            self._whole = (*window, detached)
+            last = max(window[1] - 1, 0)
+            low, high = window[0], last
+        elif any(low // column.layout.chunk_rows != high // column.layout.chunk_rows for column in columns):
+            self._whole = None
+            self.cold_reads.asks = True
+            return
+        else:
+            low = max((low // column.layout.chunk_rows * column.layout.chunk_rows for column in columns), default=0)
+        chunk_ends = ((high // column.layout.chunk_rows + 1) * column.layout.chunk_rows for column in columns)
+        self._whole = (low, min(end, *chunk_ends, EVERY_ID), detached)
+        self.cold_reads.asks = False
 
     def read_range(self, first_id: int, next_id: int) -> list[NDArray[Any]] | None:
         """Copies all lanes of consecutive ids, less those at the beginning that the writer overwrites meanwhile.
@@ -655,14 +671,18 @@ class Store:
         out = np.empty((layout.lanes, next_id - first_id, *layout.shape), layout.dtype)
         for start, count in _pieces(first_id, next_id, layout.chunk_rows):
             at = start - first_id
-            chunks = [start // layout.chunk_rows]
-            with (
-                contextlib.nullcontext()
-                if residents is None or not layout.row_bytes
-                else residents.hold(number, chunks)
-            ):
-                out[:, at : at + count] = self.columns[number].read_span(start, count).swapaxes(0, 1)
+            if residents is None or not layout.row_bytes:
+                out[:, at : at + count] = column.read_span(start, count).swapaxes(0, 1)
+                continue
+            with residents.span(number, start, count, is_passing_by=self._is_passing_by) as span:
+                out[:, at : at + count] = span.swapaxes(0, 1)
         return out
+
+    @property
+    def _is_passing_by(self) -> bool:
+        """Whether all of the window would not fit into the cache, so that going through it would only empty that."""
+        first_id, next_id = self._bounds()
+        return (next_id - first_id) * self.manifest.batch_size * self.lane_bytes > self._read_options.cache_bytes
 
     def abandon(self) -> None:
         """Goes on without its threads: for the copy of this store in a forked child.

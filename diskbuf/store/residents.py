@@ -63,6 +63,7 @@ class Residents:
         self._bytes = 0
         self._pins: collections.Counter[tuple[int, int]] = collections.Counter()
         self._loading: collections.OrderedDict[tuple[int, int], Future[_Loaded]] = collections.OrderedDict()
+        self._passing: dict[tuple[int, int], Future[NDArray[Any]]] = {}
         self._latest: dict[int, int] = {}
         self._group_of = {
             number: group for group, numbers in enumerate(source.chunk_format.groups) for number in numbers
@@ -133,6 +134,56 @@ class Residents:
                     if self._pins[key] <= 0:
                         del self._pins[key]
                 self._make_room()
+
+    @contextlib.contextmanager
+    def span(self, number: int, first_id: int, count: int, *, is_passing_by: bool) -> Iterator[NDArray[Any]]:
+        """Gives consecutive rows of a column, all in one chunk, while it is entered.
+
+        Args:
+            number: Which column.
+            first_id: Id of the first row.
+            count: How many.
+            is_passing_by: Whether a chunk that isn't attached is decoded only for this, and for those that come to the
+                same chunk next, and left out of the cache.
+
+        Yields:
+            [count, lanes, *shape].
+
+        Raises:
+            FileNotFoundError: When the chunk isn't there.
+            StoreCorruptError: As `ChunkSource.open`, like the others that it raises.
+        """
+        chunk, inside = divmod(first_id, self._columns[number].layout.chunk_rows)
+        # An object of many columns is not decoded once for each.
+        if is_passing_by and len(self.source.chunk_format.groups[self._group_of[number]]) == 1:
+            with self._lock:
+                is_here = self._is_attached((number, chunk)) or self._attach_raw((number, chunk))
+            if not is_here:
+                yield self._pass_by(number, chunk)[inside : inside + count]
+                return
+        with self.hold(number, [chunk]):
+            yield self._columns[number].read_span(first_id, count)
+
+    def _pass_by(self, number: int, chunk: int) -> NDArray[Any]:
+        """The rows of a chunk, decoded into memory of our own; those that come next are on their way then."""
+        with self._lock:
+            ahead = [chunk + n for n in range(self._prefetch_chunks + 1) if self._rows_in(number, chunk + n) > 0]
+            for key in [key for key in self._passing if key[0] == number and key[1] not in ahead]:
+                del self._passing[key]
+            for other in ahead or [chunk]:
+                if (number, other) not in self._passing:
+                    rows = max(1, self._rows_in(number, other))
+                    self._passing[number, other] = self._submit(self._decode, number, other, rows)
+            future = self._passing[number, chunk]
+        try:
+            return future.result()
+        except BaseException:
+            with self._lock:
+                self._passing.pop((number, chunk), None)
+            raise
+
+    def _decode(self, number: int, chunk: int, rows: int) -> NDArray[Any]:
+        return self.source.decode(self._group_of[number], chunk, rows=rows, column=number)
 
     def ask(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Begins to fetch chunks, (column, chunk) each, without waiting for them; as many as may be attached."""
@@ -205,13 +256,16 @@ class Residents:
             if other == number or (self._columns[other].layout.row_bytes and not self._is_attached((other, chunk)))
         ]
         rows = max(1, self._rows_in(number, chunk))
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="diskbuf-fetch")
-        future = self._pool.submit(self._open, group, chunk, rows, columns)
+        future = self._submit(self._open, group, chunk, rows, columns)
         future.rows = rows  # type: ignore[attr-defined]
         for other in columns:
             self._loading.setdefault((other, chunk), future)
         return future
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="diskbuf-fetch")
+        return self._pool.submit(function, *arguments)
 
     def _open(self, group: int, chunk: int, rows: int, columns: Sequence[int]) -> _Loaded:
         return self.source.open(group, chunk, rows=rows, columns=columns)
@@ -304,6 +358,7 @@ class Residents:
         with self._lock:
             pool, self._pool = self._pool, None
             loading, self._loading = set(self._loading.values()), collections.OrderedDict()
+            self._passing = {}
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
         for future in loading:
@@ -314,6 +369,7 @@ class Residents:
         self._lock = lock
         self._pool = None
         self._loading = collections.OrderedDict()
+        self._passing = {}
         self._pins = collections.Counter()
 
 

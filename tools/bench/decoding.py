@@ -1,4 +1,4 @@
-"""Measures decoding whole chunks of each layout: what `make bench-layouts` runs.
+"""Measures decoding whole chunks of each layout.
 
 The frames are made to compress as those of games do: a background of tiles of one shade, a few sprites that walk over
 it, and noise in one pixel of a hundred. zstd makes them about eighteen times as small.
@@ -12,9 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import beside
 import numpy as np
-from beside import Measurement
 from measure import GIGABYTES_PER_SECOND, Record, Target, against, interleave
 from numpy.typing import NDArray
 
@@ -184,14 +182,3 @@ def _rate_of_call(call: Callable[[], object], nbytes: int) -> float:
     start = time.perf_counter()
     call()
     return nbytes / (time.perf_counter() - start) / 1e9
-
-
-if __name__ == "__main__":
-    beside.main(
-        {
-            "shards": Measurement("decoding", "measure_shards"),
-            "arrow": Measurement("decoding", "measure_arrow"),
-        },
-        what="the layouts",
-        name="layouts",
-    )
