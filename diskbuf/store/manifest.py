@@ -171,7 +171,7 @@ def read_manifest(store: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         if (store / STATE_FOLDER / COPYING_FILE).exists():
             raise StoreNotFoundError(
-                f"cannot open {store}: it is a copy that isn't finished. Run diskbuf.copy again; it goes on from there.",
+                f"cannot open {store}: it is a copy that isn't finished. Run diskbuf.copy again, which goes on.",
                 path=str(store),
             ) from error
         if has_copy(store) or ((store / STATE_FOLDER).is_dir() and any(store.rglob("c.*"))):

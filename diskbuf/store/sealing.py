@@ -127,7 +127,7 @@ class Sealer(SealedFiles):
                     "Restore that file, or run diskbuf.repair.",
                     path=str(place),
                 )
-        # One whose object is there too is sealed again: the object may be of fewer rows, from when the store was closed.
+        # One whose object is there too is sealed again: that may be of fewer rows, from when the store was closed.
         return min((chunk for chunk in raw if first_id < (chunk + 1) * rows <= next_id), default=next_id // rows)
 
     # ---- sealing

@@ -10,6 +10,7 @@ MEASUREMENTS = {
     "warm_batches": Measurement("stored_layouts", "measure_warm_batches"),
     "arrow_pass": Measurement("stored_layouts", "measure_arrow_pass"),
     "sealing": Measurement("stored_layouts", "measure_sealing"),
+    "streaming": Measurement("streaming", "measure_streaming"),
 }
 
 if __name__ == "__main__":
