@@ -276,3 +276,14 @@ def test_the_offline_bandit_example_goes_from_csv_to_estimates(tmp_path: Path) -
         assert 0.2 < estimates["uniform"] < 0.4
         assert min(estimates["linear_ucb"], estimates["linear_thompson"]) > 0.8
         assert estimates["epsilon_greedy"] > 0.6
+
+
+def test_the_cloud_example_learns_from_what_another_process_publishes() -> None:
+    output = run("stream_from_cloud.py", "--num-steps=30000", "--seed=2")
+    told = re.findall(r"upright is worth ([\d.]+), leaning ([\d.]+)", output)
+    upright, leaning = map(float, told[-1])
+    assert 8 < upright < 20  # at most 1 / (1 - 0.95), which the random policy stays below
+    assert 0 < leaning < upright - 1
+    published = re.search(r"pairs of ([\d,]+) steps at s3://bucket/cartpole.zarr", output)
+    assert published is not None
+    assert int(published[1].replace(",", "")) >= 30_000

@@ -25,6 +25,7 @@ from coded_rows import SPEC, assert_equal, rows, span, step
 
 import diskbuf
 from diskbuf import OptionError, ReadOptions, StoreOptions, UniformReplayBuffer
+from diskbuf.store import files, publishing
 
 LANES = 2
 URL = "faulty://bucket/runs/x.zarr"
@@ -56,23 +57,23 @@ class Remote:
         on_put: Called with each name before it is put; may raise.
     """
 
-    def __init__(self, files: type[servers.FaultyFiles]) -> None:
-        self.files = files
+    def __init__(self, kind: type[servers.FaultyFiles]) -> None:
+        self.files = kind
         self.done: list[tuple[str, str]] = []
         self.on_put: Callable[[str], object] = lambda name: None
-        put, remove = files.pipe_file, files.rm_file
+        put, remove = kind.pipe_file, kind.rm_file
 
-        def pipe_file(files: Any, path: str, value: bytes, **_: Any) -> None:
+        def pipe_file(system: Any, path: str, value: bytes, **_: Any) -> None:
             name = path.removeprefix("bucket/runs/x.zarr/")
             self.on_put(name)
-            put(files, path, value)
+            put(system, path, value)
             self.done.append(("put", name))
 
-        def rm_file(files: Any, path: str) -> None:
-            remove(files, path)
+        def rm_file(system: Any, path: str) -> None:
+            remove(system, path)
             self.done.append(("rm", path.removeprefix("bucket/runs/x.zarr/")))
 
-        files.pipe_file, files.rm_file = pipe_file, rm_file  # type: ignore[method-assign]
+        kind.pipe_file, kind.rm_file = pipe_file, rm_file  # type: ignore[method-assign]
 
     @property
     def puts(self) -> Counter[str]:
@@ -94,8 +95,8 @@ class Remote:
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    with servers.faulty_files() as files:
-        yield Remote(files)
+    with servers.faulty_files() as kind:
+        yield Remote(kind)
 
 
 def is_data(name: str) -> bool:
@@ -356,6 +357,29 @@ def test_rows_that_are_overwritten_while_they_are_published_are_left_out(
         assert 0 < first_id <= next_id == 40
         buffer.publish_now()
         assert published() == (buffer.first_id, buffer.next_id)
+
+
+def test_a_chunk_file_that_a_ring_takes_for_other_rows_under_the_reading_is_left_out(
+    tmp_path: Path, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "_AT_ONCE", 1)  # the last chunk to be put is then the first of "image"
+    with new(tmp_path / "x", max_length=200) as buffer:
+        add(buffer, 200)
+        read_at, names = files.read_at, []
+
+        def overtaken(descriptor: int, size: int, offset: int, *, path: Path) -> bytes:
+            if path.parent.name == "image" and path.name.startswith("c.0."):
+                add(buffer, 50)  # the file is open, and gets another name and other rows
+                names.append(path.exists())
+            return read_at(descriptor, size, offset, path=path)
+
+        monkeypatch.setattr(files, "read_at", overtaken)
+        buffer.publish_now()
+        monkeypatch.undo()
+        assert names == [False]
+        assert published() == (16, 200)
+        buffer.publish_now()
+        assert published() == (50, 250)
 
 
 # ---- remotes that are slow, or fail
