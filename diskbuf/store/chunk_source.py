@@ -7,18 +7,21 @@ import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import StoreCorruptError
 from diskbuf.options import IN_MEMORY, ReadOptions
-from diskbuf.store.checksums import Checksum
+from diskbuf.store.checksums import Checksum, ObjectChecksums
 from diskbuf.store.chunk_cache import ChunkCache, DiskCache, MemoryCache, NewChunk
 from diskbuf.store.chunk_format import ChunkFormat
 from diskbuf.store.columns import OpenedChunk, aligned_empty
 from diskbuf.store.objects import Objects
+
+_PIECE_BYTES = 2**18
+_Data = TypeVar("_Data", bytes, memoryview)
 
 
 class ChunkSource:
@@ -31,7 +34,7 @@ class ChunkSource:
         objects: Where.
         options: Where raw rows are kept.
         name: Tells this store from others in a cache that they share.
-        checksum_of: Returns the checksum of an object by its folder and chunk, None when there is none.
+        checksums: Those of the objects; None for none.
         verifies: Whether objects are checked against their checksums also where that takes reading all of them.
     """
 
@@ -42,14 +45,14 @@ class ChunkSource:
         options: ReadOptions,
         *,
         name: str,
-        checksum_of: Callable[[str, int], Checksum | None],
+        checksums: ObjectChecksums | None,
         verifies: bool = False,
     ) -> None:
         self.chunk_format = chunk_format
         self.objects = objects
         self._options = options
         self._name = hashlib.sha256(name.encode()).hexdigest()[:24]
-        self._checksum_of = checksum_of
+        self._checksums = checksums
         self._verifies = verifies
         self._cache: ChunkCache | None = None
 
@@ -93,8 +96,7 @@ class ChunkSource:
                         found[number] = OpenedChunk(descriptor)
             missing = [number for number in columns if number not in found]
             if missing:
-                data = self._fetch(name, group, checksum)
-                found |= self._decode(name, group, chunk, data, rows=rows, columns=missing, keys=keys)
+                found |= self._decode(name, group, chunk, rows=rows, columns=missing, keys=keys)
         except BaseException:
             close_all(found)
             raise
@@ -116,9 +118,12 @@ class ChunkSource:
             FileNotFoundError: As `open`, like the others that it raises.
         """
         name = self.chunk_format.object_name(group, chunk)
-        checksum = self._checksum(name, chunk, rows)
         layout = self.chunk_format.layouts[column]
-        data = self._fetch(name, group, checksum)
+        if self.chunk_format.has_fixed_size:
+            whole = aligned_empty((layout.chunk_rows, layout.lanes, *layout.shape), layout.dtype)
+            self._fetch_raw(name, chunk, rows, memoryview(whole.reshape(-1).view(np.uint8)))  # type: ignore[arg-type]  # numpy's Buffer
+            return whole[:rows]
+        data = self._fetch(name, chunk, rows)
         out = aligned_empty((rows, layout.lanes, *layout.shape), layout.dtype)
         self._decode_into(
             name, group, chunk, data, [out if number == column else None for number in self.chunk_format.groups[group]]
@@ -126,7 +131,7 @@ class ChunkSource:
         return out
 
     def _checksum(self, name: str, chunk: int, rows: int) -> Checksum | None:
-        checksum = self._checksum_of(name.rpartition("/")[0], chunk)
+        checksum = None if self._checksums is None else self._checksums.of(name.rpartition("/")[0], chunk)
         # One of fewer rows is of the object as it was before more came.
         return None if checksum is None or checksum.rows < rows else checksum
 
@@ -170,33 +175,51 @@ class ChunkSource:
     def keys(self, group: int, chunk: int) -> Mapping[int, str]:
         """What a whole chunk, whose object is there, is called in the cache, for each column of a group."""
         name = self.chunk_format.object_name(group, chunk)
-        return self._keys(name, group, chunk, self._checksum_of(name.rpartition("/")[0], chunk))
+        return self._keys(name, group, chunk, self._checksum(name, chunk, self.chunk_format.layouts[0].chunk_rows))
 
-    def _fetch(self, name: str, group: int, checksum: Checksum | None) -> bytes:
+    def _fetch(self, name: str, chunk: int, rows: int) -> bytes:
         """Reads an object, in several parts at once where its size is known."""
-        import google_crc32c
+        return self._checked(name, chunk, rows, self._read)
 
-        stop = None if checksum is None else checksum.bytes
-        if self.chunk_format.has_fixed_size:
-            stop = self.chunk_format.layouts[self.chunk_format.groups[group][0]].chunk_bytes
-        data = self.objects.read(name, 0, stop)
-        if checksum is not None:
-            crc = google_crc32c.value(data[: checksum.bytes])
-            if crc != checksum.crc32c:
+    def _fetch_raw(self, name: str, chunk: int, rows: int, into: memoryview) -> None:
+        """Reads an object that is the raw rows of its chunk to where they are wanted."""
+
+        def read(name: str, _: int | None) -> memoryview:
+            self.objects.read_into(name, into)
+            return into
+
+        self._checked(name, chunk, rows, read)
+
+    def _read(self, name: str, size: int | None) -> bytes:
+        return self.objects.read(name, 0, size)
+
+    def _checked(self, name: str, chunk: int, rows: int, read: Callable[[str, int | None], _Data]) -> _Data:
+        """What is read, when it has the checksum that it must have."""
+        for is_last in (False, True):
+            checksum = self._checksum(name, chunk, rows)
+            size = None if checksum is None else checksum.bytes
+            try:
+                data = read(name, size)
+                if checksum is None or (found := _crc_of(data, checksum.bytes)) == checksum.crc32c:
+                    return data
                 place = self.objects.place(name)
                 raise StoreCorruptError(
                     f"chunk file {place} must have checksum {checksum.crc32c:08x} over its first {checksum.bytes} "
-                    f"bytes, has {crc:08x}. Restore that file, or run diskbuf.repair.",
+                    f"bytes, has {found:08x}. Restore that file, or run diskbuf.repair.",
                     path=place,
                 )
-        return data
+            except StoreCorruptError:
+                if is_last or self._checksums is None:
+                    raise
+                # Rows may have been added to it since the checksums were read, which come after it.
+                self._checksums.forget()
+        raise RuntimeError("unreachable")
 
     def _decode(
         self,
         name: str,
         group: int,
         chunk: int,
-        data: bytes,
         *,
         rows: int,
         columns: Sequence[int],
@@ -215,7 +238,11 @@ class ChunkSource:
                 new[number] = (self.cache if number in keys else memory_only).new(layout.chunk_bytes)
                 shape = (layout.chunk_rows, layout.lanes, *layout.shape)
                 into.append(np.frombuffer(new[number].memory, layout.dtype).reshape(shape)[:rows])
-            self._decode_into(name, group, chunk, data, into)
+            if self.chunk_format.has_fixed_size:
+                for room in new.values():
+                    self._fetch_raw(name, chunk, rows, room.memory)
+            else:
+                self._decode_into(name, group, chunk, self._fetch(name, chunk, rows), into)
             into.clear()  # arrays of the memory that is handed over
             for number, room in new.items():
                 found[number] = OpenedChunk(room.keep(keys.get(number, "")))
@@ -238,6 +265,18 @@ class ChunkSource:
                 "Restore that file, or run diskbuf.repair.",
                 path=place,
             ) from error
+
+
+def _crc_of(data: bytes | memoryview, size: int) -> int:
+    """CRC-32C of the first bytes; the function for it takes nothing but bytes, so others are copied piece by piece."""
+    import google_crc32c
+
+    if isinstance(data, bytes):
+        return int(google_crc32c.value(data[:size]))
+    crc = 0
+    for start in range(0, size, _PIECE_BYTES):
+        crc = google_crc32c.extend(crc, bytes(data[start : min(start + _PIECE_BYTES, size)]))
+    return crc
 
 
 def close_all(opened: Mapping[int, OpenedChunk]) -> None:

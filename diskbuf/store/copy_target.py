@@ -34,6 +34,7 @@ from diskbuf.store.writing import lock_store
 _NOTE = f"{STATE_FOLDER}/{COPYING_FILE}"
 _NOTE_FORMAT = 1
 _BLOCK_BYTES = 2**16
+_SAVE_SECONDS = 1.0
 _ADVICE = {
     errno.ENOSPC: "Make room and copy again; it goes on where it stopped",
     errno.EDQUOT: "Make room and copy again; it goes on where it stopped",
@@ -250,7 +251,7 @@ class CopyTarget:
     def save_note(self, *, now: bool = False) -> None:
         """Writes the note; not more often than takes a twentieth of the time."""
         started = time.monotonic()
-        if not now and started - self._saved_at < max(1.0, 20 * self._save_seconds):
+        if not now and started - self._saved_at < max(_SAVE_SECONDS, 20 * self._save_seconds):
             return
         entries = [[*key, *dataclasses.astuple(entry)] for key, entry in list(self.store.entries.items())]
         note = {
@@ -331,7 +332,6 @@ class CopyTarget:
     def _finish_here(self, folder: Path, manifest: Manifest, oldest_id: int) -> None:
         if isinstance(self.objects, CopyFolder):
             self._remove_strays(folder, oldest_id, manifest.next_id)
-            self._make_tails(oldest_id, manifest)
             self.objects.sync_names([folder / layout.raw_folder for layout in self.layouts])
         extent = Extent(generation=manifest.generation, floor=manifest.first_id, next_id=manifest.next_id)
         LiveHeader.create(folder / STATE_FOLDER / HEADER_FILE, extent, sync=True)
@@ -348,15 +348,6 @@ class CopyTarget:
                     found = self.chunk_format.chunk_of_name(f"{name}/{entry.name}")
                     if found is not None and found[0] == group and found[1] not in kept:
                         Path(entry.path).unlink()
-
-    def _make_tails(self, oldest_id: int, manifest: Manifest) -> None:
-        """Makes the chunks that a writer goes on in, where there are no rows that would make them."""
-        if not manifest.is_sealed or oldest_id < manifest.next_id:
-            return
-        for layout in self.layouts:
-            chunk, inside = divmod(manifest.next_id, layout.chunk_rows)
-            if inside:
-                self.objects.write(f"{layout.raw_folder}/{layout.file_name(chunk)}", bytes(layout.chunk_bytes))
 
     def remove_note(self) -> None:
         """Removes the note: the copy is a store."""

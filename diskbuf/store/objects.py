@@ -65,6 +65,18 @@ class Objects(abc.ABC):
         """Reads some bytes of an object; raises as `read_many`."""
         return self.read_many([ByteRange(name=name, start=start, stop=stop)])[0]
 
+    def read_into(self, name: str, into: memoryview) -> None:
+        """Reads an object's first bytes, as many as there is room for, to where they are wanted.
+
+        Args:
+            name: The object.
+            into: [n] writable bytes; undefined when this raises.
+
+        Raises:
+            FileNotFoundError: As `read_many`, like the others that it raises.
+        """
+        into[:] = self.read(name, 0, len(into))
+
     @abc.abstractmethod
     def size(self, name: str) -> int:
         """Bytes of an object; raises as `read_many`."""

@@ -8,6 +8,7 @@ One history to a URL: what is there must have come from this very store, and thi
 of other histories have the same ids, and a reader couldn't tell them apart.
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
@@ -15,8 +16,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -369,8 +369,7 @@ class Publisher:
         ]
         if not missing:
             return False, 0
-        with ThreadPoolExecutor(min(_AT_ONCE, len(missing)), thread_name_prefix="diskbuf-publish") as pool:
-            put = list(pool.map(lambda one: self._put(*one), missing))
+        put = _in_threads(self._put, missing)
         gone = [
             min(manifest.next_id, (chunk + 1) * self._rows_of(group))
             for (group, chunk, _), is_there in zip(missing, put, strict=True)
@@ -531,6 +530,41 @@ class Publisher:
         if self._keeper is not None:
             self._keeper.wake()
         self._objects.close()
+
+
+def _in_threads(call: Callable[..., bool], items: Sequence[tuple[int, ...]]) -> list[bool]:
+    """Calls with the items, a few at once and in order; after a failure no further ones.
+
+    Not by an executor: at the end of a program that didn't close its buffer, Python would wait for all it was given.
+    """
+    waiting = collections.deque(enumerate(items))
+    results = [False] * len(items)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):
+            while not failures:
+                number, item = waiting.popleft()
+                try:
+                    results[number] = call(*item)
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    failures.append(error)
+
+    names = [f"diskbuf-publish-{number}" for number in range(min(_AT_ONCE, len(items)))]
+    threads = [threading.Thread(target=work, name=name, daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # interrupted; the turn ends when they have
+        waiting.clear()
+        for thread in threads:
+            thread.join()
+        raise
+    if failures:
+        raise failures[0]
+    return results
 
 
 def _lowest(manifest: Manifest) -> int:

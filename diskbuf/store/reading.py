@@ -209,9 +209,7 @@ class Store:
             self._read_options,
             name=f"{self.path}\n{manifest.created}",
             # What is fetched from afar is kept by its checksum.
-            checksum_of=ObjectChecksums.of_store(self._folder).of
-            if self._verifies or self._remote is not None
-            else _no_checksum,
+            checksums=ObjectChecksums.of_store(self._folder) if self._verifies or self._remote is not None else None,
             verifies=self._verifies,
         )
 
@@ -493,9 +491,10 @@ class Store:
         columns = list(self.columns)
         ids = first_id + rows // self.manifest.batch_size
         try:
-            residents.ask(self._chunks_of(np.unique(ids)))
+            residents.ask(self._chunks_of(np.unique(ids)), is_passing_by=self._is_passing_by)
             found = [
-                residents.take(number, ids, rows + column.offset(first_id)) for number, column in enumerate(columns)
+                residents.take(number, ids, rows + column.offset(first_id), is_passing_by=self._is_passing_by)
+                for number, column in enumerate(columns)
             ]
         except FileNotFoundError as error:
             self._check_was_evicted(int(ids.min(initial=EVERY_ID)), error)
@@ -773,11 +772,6 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
         return found(*arguments)
 
     return call
-
-
-def _no_checksum(folder: str, chunk: int) -> Checksum | None:
-    del folder, chunk
-    return None
 
 
 def _pieces(first_id: int, next_id: int, chunk_rows: int) -> Iterator[tuple[int, int]]:

@@ -125,7 +125,7 @@ class RemoteStore(Store):
             self.objects,
             self._read_options,
             name=f"{self.path}\n{manifest.created}\n{manifest.generation}",
-            checksum_of=self._checksums.of,
+            checksums=self._checksums,
         )
 
     def _check_was_evicted(self, first_id: int, error: FileNotFoundError) -> None:

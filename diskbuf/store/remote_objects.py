@@ -158,6 +158,17 @@ class RemoteObjects(Objects):
         parts = connection.run(_gathered([fetch(request) for request in requests]))
         return _cut(ranges, requests, parts)
 
+    def read_into(self, name: str, into: memoryview) -> None:
+        """Reads in parts, all at once, each of which goes to its place as soon as it is here."""
+        connection = self._connect()
+
+        async def fetch(request: ByteRange) -> None:
+            into[request.start : request.stop] = await self._fetch(connection, request)
+
+        whole = [ByteRange(name=name, start=0, stop=len(into))]
+        requests = plan_requests(whole, gap_bytes=0, range_bytes=self._range_bytes) if into else []
+        connection.run(_gathered([fetch(request) for request in requests]))
+
     async def _fetch(self, connection: "_Connection", wanted: ByteRange) -> bytes:
         """All bytes of a range, in one request."""
         place, path = self.place(wanted.name), connection.path(wanted.name)

@@ -75,13 +75,16 @@ class Residents:
 
     # ---- reading
 
-    def take(self, number: int, ids: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[Any]:
+    def take(
+        self, number: int, ids: NDArray[np.int64], rows: NDArray[np.int64], *, is_passing_by: bool
+    ) -> NDArray[Any]:
         """Copies rows of a column, whose chunks are fetched as far as they aren't there.
 
         Args:
             number: Which column.
             ids: [*K] their ids.
             rows: [*K] the same as `Column.take` counts them.
+            is_passing_by: As in `span`, where chunks are read in order.
 
         Returns:
             [*K, *shape], freshly allocated.
@@ -95,6 +98,12 @@ class Residents:
             return aligned_empty((*rows.shape, *layout.shape), layout.dtype)
         of_row = ids // layout.chunk_rows
         chunks = np.unique(of_row).tolist()
+        if is_passing_by and len(chunks) == 1 and self._goes_on(number, chunks[0]):
+            (chunk,) = chunks
+            with self.span(number, chunk * layout.chunk_rows, layout.chunk_rows, is_passing_by=True) as span:
+                inside = rows - self._columns[number].offset(chunk * layout.chunk_rows)
+                self._latest[number] = chunk
+                return span.reshape(-1, *layout.shape).take(inside, 0)
         waves = list(self._waves(layout.chunk_bytes, chunks))
         if len(waves) == 1:
             with self.hold(number, waves[0]):
@@ -185,9 +194,16 @@ class Residents:
     def _decode(self, number: int, chunk: int, rows: int) -> NDArray[Any]:
         return self.source.decode(self._group_of[number], chunk, rows=rows, column=number)
 
-    def ask(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """Begins to fetch chunks, (column, chunk) each, without waiting for them; as many as may be attached."""
+    def ask(self, wanted: Sequence[tuple[int, int]], *, is_passing_by: bool = False) -> None:
+        """Begins to fetch chunks without waiting for them; as many as may be attached.
+
+        Args:
+            wanted: (column, chunk) of each.
+            is_passing_by: Whether those are left out that come next where chunks are read in order.
+        """
         with self._lock:
+            if is_passing_by:
+                wanted = [key for key in wanted if not self._goes_on(*key)]
             room = self._most_bytes // 2 - sum(self._bytes_of(key) for key in self._loading)
             for key in wanted:
                 if self._is_attached(key) or key in self._loading or not self._columns[key[0]].layout.row_bytes:
@@ -198,11 +214,17 @@ class Residents:
                 if not self._attach_raw(key):
                     self._load(key)
 
+    def _goes_on(self, number: int, chunk: int) -> bool:
+        """Whether a column's chunks are read in order, and this one is next."""
+        latest = self._latest.get(number, -1)
+        return latest <= chunk <= latest + 1 if latest >= 0 else self._rows_in(number, chunk - 1) == 0
+
     def _ask_ahead(self, number: int, chunks: Sequence[int]) -> None:
         """Where chunks are read in order, asks for those that come next."""
-        latest, self._latest[number] = self._latest.get(number, -1), chunks[-1]
-        begins = latest < 0 and self._rows_in(number, chunks[0] - 1) == 0
-        if self._prefetch_chunks and (chunks[-1] == latest + 1 or begins):
+        is_new = chunks[-1] != self._latest.get(number)
+        goes_on = is_new and self._goes_on(number, chunks[-1])
+        self._latest[number] = chunks[-1]
+        if self._prefetch_chunks and goes_on:
             ahead = range(chunks[-1] + 1, chunks[-1] + 1 + self._prefetch_chunks)
             self.ask([(number, chunk) for chunk in (*chunks, *ahead) if self._rows_in(number, chunk) > 0])
 
