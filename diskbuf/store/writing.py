@@ -247,6 +247,8 @@ class WritableStore(Store):
     def _make_sealer(self, extent: Extent, floor: int) -> None:
         if self._residents is None:
             return
+        for column in self.columns:  # of a closed store they are empty, and a copy may have left them out
+            column.folder.mkdir(parents=True, exist_ok=True)
         self._sealer = Sealer(
             self._folder,
             self._residents.source.chunk_format,
@@ -885,6 +887,7 @@ class WritableStore(Store):
                 with self._alone(self._flushing):
                     self._flush_rows()
                     self._remove_journal()
+                    self._evict()
                     self._seal_all()
                     self._take_checksums(most_bytes=None, with_tail=True)
                     self._is_complete = True

@@ -22,7 +22,11 @@ RUN_STARTS = (0, 12)
 NEXT_ID = 17
 METADATA = {"made by": "tests/golden/make.py", "numbers": [1, 2.5, None, True], "größe": "ß"}
 BOOT_ID = slice(16, 32)
-OPTIONS = diskbuf.StoreOptions(chunk_bytes=64)
+# What each format brought, by the names of its stores.
+FORMATS: dict[str, dict[str, dict[str, Any]]] = {
+    "format-1": {"ring.zarr": {}, "history.zarr": {}},
+    "format-2": {"ring.zarr": {"codec": "zstd"}, "history.zarr": {"codec": "blosc"}, "ring.arrow": {"layout": "arrow"}},
+}
 
 
 class Pair(NamedTuple):
@@ -62,11 +66,12 @@ def steps(first_id: int, next_id: int) -> Any:
     }
 
 
-def make(path: Path, *, keep_history: bool) -> None:
+def make(path: Path, *, keep_history: bool, **layout: Any) -> None:
     """Makes a store in two runs, in which the ring wraps."""
+    options = diskbuf.StoreOptions(chunk_bytes=64, **layout)
     for first_id, next_id in zip(RUN_STARTS, (*RUN_STARTS[1:], NEXT_ID), strict=True):
         with diskbuf.UniformReplayBuffer(
-            SPEC, LANES, RING_LENGTH, path=path, keep_history=keep_history, metadata=METADATA, options=OPTIONS
+            SPEC, LANES, RING_LENGTH, path=path, keep_history=keep_history, metadata=METADATA, options=options
         ) as buffer:
             buffer.extend(steps(first_id, next_id))
     header = path / ".diskbuf" / "live"
@@ -76,13 +81,13 @@ def make(path: Path, *, keep_history: bool) -> None:
 
 
 def main() -> None:
-    """Makes both stores below the folder that the command line names."""
+    """Makes the stores of a format below the folder that the command line names."""
     folder = Path(sys.argv[1])
     if folder.exists():
         raise SystemExit(f"{folder} is there already. A golden store is made once and then kept as it is.")
     try:
-        make(folder / "ring.zarr", keep_history=False)
-        make(folder / "history.zarr", keep_history=True)
+        for name, layout in FORMATS[folder.name].items():
+            make(folder / name, keep_history=name.startswith("history"), **layout)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
