@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import os
+import threading
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -117,15 +118,23 @@ class ObjectChecksums:
         self._version = version
         self._known: dict[tuple[str, int], Checksum] | None = None
         self._as_of: object = None
+        self._loading = threading.Lock()
 
     def of(self, folder: str, chunk: int) -> Checksum | None:
         """The checksum of the object of a chunk, None when there is none."""
-        found = None if self._known is None else self._known.get((folder, chunk))
-        if found is None and (self._known is None or self._as_of != self._version()):
-            self._as_of = self._version()
-            self._known = self._load()
-            found = self._known.get((folder, chunk))
-        return found
+        known = self._known
+        found = None if known is None else known.get((folder, chunk))
+        if found is not None:
+            return found
+        with self._loading:  # many ask at first, for one table
+            if self._known is None or self._as_of != self._version():
+                self._as_of = self._version()
+                self._known = self._load()
+            return self._known.get((folder, chunk))
+
+    def abandon(self) -> None:
+        """Goes on in a forked child, where nobody frees what another thread had taken."""
+        self._loading = threading.Lock()
 
     def forget(self) -> None:
         """Lets the next look load them again."""

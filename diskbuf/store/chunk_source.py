@@ -83,11 +83,10 @@ class ChunkSource:
             OSError: When there is no room for the raw rows.
         """
         name = self.chunk_format.object_name(group, chunk)
-        is_whole = rows == self.chunk_format.layouts[columns[0]].chunk_rows
         checksum = self._checksum(name, chunk, rows)
         found = {} if self._verifies else self._as_they_are(name, group, chunk, columns)
         try:
-            keys = self._keys(name, group, chunk, checksum) if is_whole else {}
+            keys = self._keys(name, group, chunk, checksum)
             for number in columns:
                 if number in keys and number not in found:
                     size = self.chunk_format.layouts[number].chunk_bytes
@@ -101,6 +100,11 @@ class ChunkSource:
             close_all(found)
             raise
         return found
+
+    def abandon(self) -> None:
+        """Goes on in a forked child."""
+        if self._checksums is not None:
+            self._checksums.abandon()
 
     def decode(self, group: int, chunk: int, *, rows: int, column: int) -> NDArray[Any]:
         """Reads a chunk of one column into memory, past the cache.
@@ -161,7 +165,7 @@ class ChunkSource:
         return found
 
     def _keys(self, name: str, group: int, chunk: int, checksum: Checksum | None) -> Mapping[int, str]:
-        """What a whole chunk of each column of a group is called in the cache; none where nothing tells its version."""
+        """What a chunk of each column of a group is called in the cache; none where nothing tells its version."""
         version = self.objects.version(name) if self.objects.has_versions else None
         if version is None:
             if checksum is None:

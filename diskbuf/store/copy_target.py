@@ -35,6 +35,8 @@ _NOTE = f"{STATE_FOLDER}/{COPYING_FILE}"
 _NOTE_FORMAT = 1
 _BLOCK_BYTES = 2**16
 _SAVE_SECONDS = 1.0
+_SAVE_RATIO = 20
+"""How much longer than the last writing of the note the time to the next one is at least."""
 _ADVICE = {
     errno.ENOSPC: "Make room and copy again; it goes on where it stopped",
     errno.EDQUOT: "Make room and copy again; it goes on where it stopped",
@@ -249,9 +251,9 @@ class CopyTarget:
         return True
 
     def save_note(self, *, now: bool = False) -> None:
-        """Writes the note; not more often than takes a twentieth of the time."""
+        """Writes the note, when it is time to; for a large store that takes a twentieth of the time at most."""
         started = time.monotonic()
-        if not now and started - self._saved_at < max(_SAVE_SECONDS, 20 * self._save_seconds):
+        if not now and started - self._saved_at < max(_SAVE_SECONDS, _SAVE_RATIO * self._save_seconds):
             return
         entries = [[*key, *dataclasses.astuple(entry)] for key, entry in list(self.store.entries.items())]
         note = {

@@ -524,11 +524,15 @@ class Publisher:
         finally:
             self._is_stopping = True
 
-    def close(self) -> None:
-        """Lets go of the connections; a thread that still runs ends by itself."""
+    def end(self) -> None:
+        """Lets the thread end by itself, without waiting for it."""
         self._is_stopping = True
         if self._keeper is not None:
             self._keeper.wake()
+
+    def close(self) -> None:
+        """Lets go of the connections, and of a thread that still runs."""
+        self.end()
         self._objects.close()
 
 

@@ -705,6 +705,8 @@ class Store:
 
     def __del__(self) -> None:
         if hasattr(self, "_header"):
+            # Closing connections is waiting for their thread, which may be this one, or gone at the end of a program.
+            self._remote = None
             self.close()
 
     def read_columns(self, numbers: Sequence[int], first_id: int, next_id: int) -> list[NDArray[Any]] | None:

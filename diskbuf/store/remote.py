@@ -150,6 +150,10 @@ class RemoteStore(Store):
         if was_open:
             self.objects.close()
 
+    def __del__(self) -> None:
+        self._is_open = False  # so that no connection is closed, as in Store
+        super().__del__()
+
 
 def read_remote_manifest(objects: Objects) -> Manifest:
     """Reads the manifest of a remote store.

@@ -388,6 +388,7 @@ class Residents:
 
     def abandon(self, lock: "threading.RLock") -> None:
         """Goes on without its threads, in a forked child."""
+        self.source.abandon()
         self._lock = lock
         self._pool = None
         self._loading = collections.OrderedDict()

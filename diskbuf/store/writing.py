@@ -928,6 +928,10 @@ class WritableStore(Store):
 
     def __del__(self) -> None:
         if hasattr(self, "_header"):
+            self._remote = None  # so that no connection is closed, as in Store
+            if (publisher := getattr(self, "_publisher", None)) is not None:
+                publisher.end()
+                self._publisher = None
             self._let_go()
         else:
             self._lock_file.close()
