@@ -22,7 +22,6 @@ from diskbuf.row_rules import rules_of
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, checksum_of, rot_in
 from diskbuf.store.chunk_format import ChunkFormat
-from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.header import EPOCH, SEAL_EPOCH, Extent, LiveHeader
 from diskbuf.store.layout import HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, chunks_of
 from diskbuf.store.manifest import (
@@ -777,7 +776,7 @@ def documents_of(manifest: Manifest, layouts: list[ColumnLayout]) -> dict[str, A
 
 
 def _format_of(manifest: Manifest, layouts: list[ColumnLayout]) -> ChunkFormat:
-    return chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec)
+    return manifest.chunk_format(layouts)
 
 
 def _sealed_chunks(store: Path, manifest: Manifest, layouts: list[ColumnLayout], ids: tuple[int, int]) -> int:

@@ -20,7 +20,6 @@ import numpy as np
 from diskbuf.errors import StoreCorruptError, StoreExistsError, StoreLockUnsupportedError, StoreNotFoundError
 from diskbuf.store import files
 from diskbuf.store.checksums import Checksum
-from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.header import Extent, LiveHeader
 from diskbuf.store.layout import COPYING_FILE, HEADER_FILE, LOCK_FILE, STATE_FOLDER, ColumnLayout, Leaf, chunks_of
 from diskbuf.store.lock import WriterLock
@@ -178,7 +177,7 @@ class CopyTarget:
     ) -> None:
         self.objects = objects
         self.layouts = column_layouts(leaves, manifest, path=Path())
-        self.chunk_format = chunk_format_of(self.layouts, layout=manifest.layout, codec=manifest.codec)
+        self.chunk_format = manifest.chunk_format(self.layouts)
         self.store = StoreObjects(objects, self.chunk_format)
         self.manifest = manifest
         self.verifies = verifies

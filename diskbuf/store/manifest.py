@@ -10,12 +10,14 @@ import dataclasses
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from diskbuf.errors import StoreCorruptError, StoreFormatError, StoreNotFoundError
 from diskbuf.store import files
+from diskbuf.store.chunk_format import ChunkFormat
+from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.layout import COPYING_FILE, STATE_FOLDER, ColumnLayout
 
 FORMAT = 2
@@ -77,6 +79,15 @@ class Manifest:
     def format(self) -> int:
         """Version of the store's format."""
         return 2 if self.is_sealed else 1
+
+    def chunk_format(self, layouts: Sequence[ColumnLayout]) -> ChunkFormat:
+        """How the store's chunks are stored, for its columns in spec order; objects with a place for it carry this.
+
+        Raises:
+            StoreFormatError: When this version doesn't know the layout or the codec.
+        """
+        carried = {b"diskbuf": json.dumps(self.to_json(), ensure_ascii=False).encode()}
+        return chunk_format_of(layouts, layout=self.layout, codec=self.codec, metadata=carried)
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as a JSON object."""

@@ -19,7 +19,6 @@ from diskbuf.errors import ClosedError, StoreCorruptError, StoreFormatError, Win
 from diskbuf.options import ReadOptions
 from diskbuf.store import mapping
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, ObjectChecksums, rot_in
-from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.chunk_source import ChunkSource
 from diskbuf.store.cold_reads import AlwaysAsks, ColdReads
 from diskbuf.store.columns import Column, FileColumn, MappedColumn, OpenedChunk, aligned_empty
@@ -204,7 +203,7 @@ class Store:
         manifest = self.manifest
         here = LocalObjects(self._folder)
         return ChunkSource(
-            chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec),
+            manifest.chunk_format(layouts),
             here if self._remote is None else FallbackObjects(here, self._remote),
             self._read_options,
             name=f"{self.path}\n{manifest.created}",

@@ -13,7 +13,6 @@ from pathlib import Path
 from diskbuf.errors import StoreCorruptError, StoreNotFoundError
 from diskbuf.options import ReadOptions
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ObjectChecksums, entries_in
-from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.chunk_source import ChunkSource
 from diskbuf.store.header import Extent, LiveHeader
 from diskbuf.store.layout import STATE_FOLDER, ColumnLayout, Leaf
@@ -121,7 +120,7 @@ class RemoteStore(Store):
     def _make_source(self, layouts: Sequence[ColumnLayout]) -> ChunkSource:
         manifest = self.manifest
         return ChunkSource(
-            chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec),
+            manifest.chunk_format(layouts),
             self.objects,
             self._read_options,
             name=f"{self.path}\n{manifest.created}\n{manifest.generation}",

@@ -21,7 +21,6 @@ from diskbuf.errors import StoreCorruptError, StoreNotFoundError
 from diskbuf.options import IN_MEMORY, ReadOptions
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, entries_in
 from diskbuf.store.chunk_format import ChunkFormat
-from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.header import LiveHeader
 from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, chunks_of
 from diskbuf.store.manifest import Manifest
@@ -242,7 +241,7 @@ class ObjectSnapshot(Snapshot):
         self._store = store
         self._objects = objects
         self._folder = folder
-        self._format = chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec)
+        self._format = manifest.chunk_format(layouts)
         self._entries = self._load_entries()
         self._group_of = {number: group for group, numbers in enumerate(self._format.groups) for number in numbers}
         self._loading: dict[tuple[int, int], Future[list[NDArray[Any]]]] = {}

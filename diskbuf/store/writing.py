@@ -28,7 +28,6 @@ from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.store import files
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ChecksumTable, checksum_of
 from diskbuf.store.chunk_format import ChunkFormat
-from diskbuf.store.chunk_formats import chunk_format_of
 from diskbuf.store.chunk_source import close_all
 from diskbuf.store.column_writer import ColumnWriter
 from diskbuf.store.columns import Column, Tail
@@ -97,7 +96,7 @@ def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync
     extent = Extent(generation=manifest.generation, floor=manifest.first_id, next_id=manifest.next_id)
     LiveHeader.create(path / STATE_FOLDER / HEADER_FILE, extent, sync=sync)
     layouts = column_layouts(leaves, manifest, path=path)
-    chunk_format = chunk_format_of(layouts, layout=manifest.layout, codec=manifest.codec)
+    chunk_format = manifest.chunk_format(layouts)
     metadata = ZarrMetadata(path, chunk_format.documents())
     metadata.create(sync=sync)
     for layout in layouts:
@@ -701,7 +700,7 @@ class WritableStore(Store):
         """How chunks are stored."""
         if self._residents is not None:
             return self._residents.source.chunk_format
-        return chunk_format_of(self._layouts, layout=self.manifest.layout, codec=self.manifest.codec)
+        return self.manifest.chunk_format(self._layouts)
 
     def sealed_checksum(self, folder: str, chunk: int) -> Checksum | None:
         """The checksum of a sealed chunk's object, None when there is none."""
