@@ -52,6 +52,7 @@ bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows
 
 bench-layouts: $(STAMP) ## Measure the layouts beside raw files, TensorStore and plain requests; minutes
 	$(BIN)/python tools/bench/layouts.py
+	$(BIN)/python tools/bench/copying.py
 
 bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
 	$(PEERS)/bin/python tools/bench/learning.py

@@ -482,7 +482,7 @@ class _Copying:
 
     def _settle(self, most_bytes: int) -> None:
         """Waits until no more than so many bytes are on their way."""
-        while self._pending and (self._pending_bytes > most_bytes or not most_bytes):
+        while self._pending and (self._pending_bytes > most_bytes or not most_bytes or self._pending[0].future.done()):
             pending = self._pending.popleft()
             self._pending_bytes -= pending.size
             try:

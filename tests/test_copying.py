@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from test_full_disk import small_disk  # noqa: F401 - a fixture
 
 import diskbuf
+from diskbuf.store import copy_target
 from diskbuf.store.chunk_formats.arrow_parts import ArrowParts
 from diskbuf.store.chunk_formats.zarr_shards import ZarrShards
 from diskbuf.store.copy_target import CopyFolder
@@ -32,7 +33,9 @@ from diskbuf.store.journal import journal_of_store
 from diskbuf.store.objects import LocalObjects
 from diskbuf.store.remote_objects import RemoteObjects
 from diskbuf.store.snapshot import ObjectSnapshot, RawSnapshot
+from diskbuf.store.writing import WritableStore
 
+BENCH = Path(__file__).parents[1] / "tools" / "bench" / "copying.py"
 LANES = 3
 SPEC = {
     "observation": diskbuf.ArraySpec([5, 2], "float32"),
@@ -147,10 +150,14 @@ def memory() -> Iterator[str]:
 
 
 SHAPES = ["ring", "history", "unbounded", "cleared", "emptied", "new"]
-# Every layout into every other, and every shape out of every layout, into the same and into another one.
+# Every layout into every other, and every shape out of every layout, into the same or another one in turn.
 _NEXT = dict(zip(LAYOUTS, [*list(LAYOUTS)[1:], "raw"], strict=True))
 CASES = [(layout, wanted, "ring") for layout in LAYOUTS for wanted in LAYOUTS]
-CASES += [(layout, wanted, shape) for layout in LAYOUTS for wanted in (layout, _NEXT[layout]) for shape in SHAPES[1:]]
+CASES += [
+    (layout, layout if (number + row) % 2 else _NEXT[layout], shape)
+    for row, layout in enumerate(LAYOUTS)
+    for number, shape in enumerate(SHAPES[1:])
+]
 
 
 @pytest.mark.parametrize(("layout", "wanted", "shape"), CASES)
@@ -370,6 +377,20 @@ def test_a_copy_has_the_window_that_was_there_at_its_beginning(tmp_path: Path, m
             monkeypatch.undo()
 
 
+@pytest.mark.parametrize("wanted", LAYOUTS)
+@pytest.mark.parametrize("layout", ["zstd", "arrow"])
+def test_raw_chunks_count_where_an_object_of_fewer_rows_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, wanted: str
+) -> None:
+    source = make(tmp_path / "source", layout, "unbounded")
+    monkeypatch.setattr(WritableStore, "_seal_next", lambda _: False)  # a thread that isn't there in time
+    with diskbuf.open(source, mode="r+") as buffer:
+        buffer.extend(steps(301, 390))
+        diskbuf.copy(source, tmp_path / "copied", **WANTED[wanted])
+        with diskbuf.open(tmp_path / "copied") as copied:
+            assert_rows(copied, 0, 390)
+
+
 @pytest.mark.parametrize("wanted", ["raw", "zstd", "arrow"])
 @pytest.mark.parametrize("layout", ["raw", "zstd", "arrow"])
 def test_steps_that_are_evicted_before_they_were_read_are_left_out(
@@ -398,6 +419,29 @@ def test_steps_that_are_evicted_before_they_were_read_are_left_out(
         assert_rows(copied, report.first_id, 300)
     assert diskbuf.verify(tmp_path / "copied").faults == ()
     assert_goes_on(tmp_path / "copied")
+
+
+def test_what_was_copied_before_evicted_steps_is_removed_far_away(
+    tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = diskbuf.StoreOptions(chunk_bytes=CHUNK_BYTES)
+    with diskbuf.UniformReplayBuffer(SPEC, LANES, 300, path=tmp_path / "source", options=options) as buffer:
+        buffer.extend(steps(0, 300))
+        reads = RawSnapshot.rows
+
+        def after_more(snapshot: RawSnapshot, number: int, first_id: int, next_id: int) -> Any:
+            if first_id == 64 and buffer.next_id == 300:
+                for start in range(300, 500, 50):
+                    buffer.extend(steps(start, start + 50))
+            return reads(snapshot, number, first_id, next_id)
+
+        monkeypatch.setattr(RawSnapshot, "rows", after_more)
+        report = diskbuf.copy(tmp_path / "source", f"{memory}/copied")
+    assert report.first_id == 200
+    names = [name for name in fsspec.filesystem("memory").store if "/observation/c." in name]
+    assert sorted(int(name.split("c.")[-1].split(".")[0]) for name in names) == [6, 7, 8, 9]
+    with diskbuf.open(f"{memory}/copied") as copied:
+        assert_rows(copied, 200, 300)
 
 
 def wait_until_evicted(path: Path, layout: str) -> None:
@@ -445,7 +489,7 @@ KILLED = """
     def write(folder, name, data):
         with lock:  # nobody goes on behind the last one
             writes(folder, name, data)
-            written.append(name)
+            written.extend([name] * (not name.startswith(".diskbuf")))
             if len(written) == int(sys.argv[3]):
                 print("half", flush=True)
                 sys.stdin.read()
@@ -503,6 +547,19 @@ def written_names(monkeypatch: pytest.MonkeyPatch, kind: Any) -> list[str]:
     return names
 
 
+def test_the_note_is_written_while_a_copy_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make(tmp_path / "source", shape="unbounded")
+    monkeypatch.setattr(copy_target, "_SAVE_RATIO", 0)
+    told = []
+    for seconds in (0.0, 1000.0):
+        monkeypatch.setattr(copy_target, "_SAVE_SECONDS", seconds)
+        with monkeypatch.context() as patch:
+            names = written_names(patch, CopyFolder)
+            diskbuf.copy(source, tmp_path / f"copied-{seconds}")
+        told.append(names.count(".diskbuf/copying.json"))
+    assert told == [17, 2]  # behind each object, or at the beginning and the end
+
+
 class StoppedError(Exception):
     """Stands for whatever ends a copy."""
 
@@ -536,23 +593,32 @@ def test_an_interrupted_copy_far_away_goes_on(
     again = written_names(monkeypatch, RemoteObjects)
     report = diskbuf.copy(source, there, codec="zstd", chunk_bytes=CHUNK_BYTES, verify=verify)
     assert report.skipped == len(before)
+    assert report.bytes_read < 0.7 * 301 * LANES * (40 + 1 + 8 + 1)  # nor is the source of these read again
     assert not {f"/copies/copied/{name}" for name in again} & before
     assert_same(source, there, read_options=diskbuf.ReadOptions(retries=0))
 
 
-def test_a_source_that_went_on_is_copied_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_source_that_went_on_is_copied_as_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
     for shape in ("ring", "unbounded", "history"):
         source, copied = make(tmp_path / shape, shape=shape), tmp_path / f"{shape}-copied"
         with monkeypatch.context() as patch:
             stop_after(patch, CopyFolder, 5)
             with pytest.raises(StoppedError):
                 diskbuf.copy(source, copied)
+        note = copied / ".diskbuf" / "copying.json"
+        if forgets:  # as a kill does with what was written just before
+            note.write_text(json.dumps(json.loads(note.read_bytes()) | {"objects": []}))
         with diskbuf.open(source, mode="r+") as buffer:
             buffer.extend(steps(301, 390))
         report = diskbuf.copy(source, copied)
-        assert report.skipped > 0
+        assert report.skipped > 0 or (forgets and shape == "ring")  # what it had been is evicted
         assert_same(source, copied)
         assert diskbuf.verify(copied).faults == ()
+        diskbuf.copy(source, tmp_path / f"{shape}-anew")
+        assert chunks(copied).keys() == chunks(tmp_path / f"{shape}-anew").keys()
         assert_goes_on(copied)
 
 
@@ -570,7 +636,7 @@ def test_ids_that_stand_for_other_steps_now_are_copied_again(tmp_path: Path, mon
     for first_id, next_id, value in ((0, 60, 0), (60, 301, 1)):  # as after a power cut: a run from id 60 on
         with diskbuf.UniformReplayBuffer(SPEC, LANES, None, path=source, options=options) as buffer:
             found = steps(first_id, next_id)
-            buffer.extend({**found, "action": found["action"] + np.uint8(value)})
+            buffer.extend({**found, "observation": found["observation"] + np.float32(value)})
     document = json.loads((source / "zarr.json").read_bytes())
     document["attributes"]["diskbuf"]["created"] = manifest.created
     document["attributes"]["diskbuf"]["metadata"] = manifest.metadata
@@ -578,7 +644,7 @@ def test_ids_that_stand_for_other_steps_now_are_copied_again(tmp_path: Path, mon
     (source / "zarr.json").write_text(json.dumps(document))
     diskbuf.copy(source, copied)
     with diskbuf.open(source) as one, diskbuf.open(copied) as other:
-        np.testing.assert_array_equal(one.gather_all()["action"], other.gather_all()["action"])
+        np.testing.assert_array_equal(one.gather_all()["observation"], other.gather_all()["observation"])
 
 
 def test_a_copy_that_only_has_its_note_left_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -624,7 +690,7 @@ def flip(path: Path, at: int = 100) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("wanted", LAYOUTS)
+@pytest.mark.parametrize("wanted", ["raw", "zstd", "arrow"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_damaged_object_of_the_source_is_named_and_nothing_opens(tmp_path: Path, layout: str, wanted: str) -> None:
     source = make(tmp_path / "source", layout, "unbounded")
@@ -905,3 +971,13 @@ def test_a_store_larger_than_memory_is_copied(tmp_path: Path, layout: str, wante
     with diskbuf.open(tmp_path / "copied", verify=False) as buffer:
         assert (buffer.first_id, buffer.next_id) == (0, 6400)
     shutil.rmtree(tmp_path / "copied")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
+def test_a_quick_run_of_the_benchmark_measures_everything(tmp_path: Path) -> None:
+    command = [BENCH, "--quick", "--folder", "stores", "--json", "figures.json"]
+    subprocess.run([sys.executable, *command], cwd=tmp_path, check=True, capture_output=True, timeout=100)
+    assert list((tmp_path / "stores").iterdir()) == []
+    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    copies = {"raw_raw", "raw_zstd", "zstd_raw", "raw_arrow"}
+    assert {row["name"] for row in rows} == {f"copy_{name}{what}" for name in copies for what in ("", "_memory")}
