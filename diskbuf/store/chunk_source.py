@@ -86,7 +86,7 @@ class ChunkSource:
         checksum = self._checksum(name, chunk, rows)
         found = {} if self._verifies else self._as_they_are(name, group, chunk, columns)
         try:
-            keys = self._keys(name, group, chunk, checksum)
+            keys = self._keys(name, group, chunk, checksum, rows)
             for number in columns:
                 if number in keys and number not in found:
                     size = self.chunk_format.layouts[number].chunk_bytes
@@ -164,22 +164,27 @@ class ChunkSource:
                     found[number] = OpenedChunk(os.dup(file.fileno()), offset)
         return found
 
-    def _keys(self, name: str, group: int, chunk: int, checksum: Checksum | None) -> Mapping[int, str]:
-        """What a chunk of each column of a group is called in the cache; none where nothing tells its version."""
+    def _keys(self, name: str, group: int, chunk: int, checksum: Checksum | None, rows: int) -> Mapping[int, str]:
+        """What a chunk of each column of a group is called in the cache; none where nothing tells its version.
+
+        The rows belong to it: no others are decoded. And shards that end with their own CRC-32C, as their inner chunks
+        do, have the same one as all others of their size.
+        """
         version = self.objects.version(name) if self.objects.has_versions else None
         if version is None:
             if checksum is None:
                 return {}
             version = f"{checksum.crc32c:08x}-{checksum.bytes}"
         return {
-            number: f"{self._name}/{_quoted(self.chunk_format.layouts[number].file_path)}/{chunk}-{version}"
+            number: f"{self._name}/{_quoted(self.chunk_format.layouts[number].file_path)}/{chunk}-{version}-{rows}"
             for number in self.chunk_format.groups[group]
         }
 
     def keys(self, group: int, chunk: int) -> Mapping[int, str]:
         """What a whole chunk, whose object is there, is called in the cache, for each column of a group."""
         name = self.chunk_format.object_name(group, chunk)
-        return self._keys(name, group, chunk, self._checksum(name, chunk, self.chunk_format.layouts[0].chunk_rows))
+        rows = self.chunk_format.layouts[self.chunk_format.groups[group][0]].chunk_rows
+        return self._keys(name, group, chunk, self._checksum(name, chunk, rows), rows)
 
     def _fetch(self, name: str, chunk: int, rows: int) -> bytes:
         """Reads an object, in several parts at once where its size is known."""
