@@ -182,3 +182,21 @@ def test_a_store_continues_with_its_layout_and_refuses_another(tmp_path: Path, o
     other = StoreOptions(codec="blosc")
     with pytest.raises(diskbuf.StoreMismatchError, match=r"(codec|layout): the store has"):
         UniformReplayBuffer(SPEC, LANES, None, path=tmp_path / "s", options=other)
+
+
+def test_leaves_of_no_elements_are_sealed_too(tmp_path: Path, options: StoreOptions) -> None:
+    spec = {"empty": diskbuf.ArraySpec([0, 3], "uint8"), "id": diskbuf.ArraySpec([], "int64")}
+    with UniformReplayBuffer(spec, LANES, None, path=tmp_path / "s", options=options) as buffer:
+        for step in range(100):
+            buffer.add_batch({"empty": np.zeros([LANES, 0, 3], np.uint8), "id": np.full(LANES, step)})
+    with diskbuf.open(tmp_path / "s", read_options=IN_MEMORY) as buffer:
+        items, info = buffer.get_next(32, 2)
+        assert items["empty"].shape == (32, 2, 0, 3)
+        np.testing.assert_array_equal(items["id"], info.ids)
+        assert buffer.gather_all()["empty"].shape == (LANES, 100, 0, 3)
+    assert diskbuf.verify(tmp_path / "s", values=True).is_clean
+    only_empty = {"empty": spec["empty"]}
+    with UniformReplayBuffer(only_empty, LANES, None, path=tmp_path / "e", options=options) as buffer:
+        buffer.extend({"empty": np.zeros([LANES, 100, 0, 3], np.uint8)})
+    with diskbuf.open(tmp_path / "e", read_options=IN_MEMORY) as buffer:
+        assert buffer.gather_all()["empty"].shape == (LANES, 100, 0, 3)

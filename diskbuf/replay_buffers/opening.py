@@ -25,6 +25,9 @@ from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 
 
+_ARROW_ROW_BYTES = 8 + 4  # id and lane
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreRequest:
     """What a buffer wants its store to be.
@@ -452,9 +455,15 @@ def laid_out(manifest: Manifest, leaves: Sequence[Leaf], options: StoreOptions) 
 def _chunk_rows(manifest: Manifest, leaves: Sequence[Leaf], options: StoreOptions) -> dict[str, int]:
     """Ids in a chunk of each column; the same for all where a chunk has all columns."""
     ring_length = None if manifest.keep_history else manifest.max_length
-    row_bytes = {leaf.file_path: manifest.batch_size * leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves}
+    lanes = manifest.batch_size
+    # A shard has an element where an axis has none, and an Arrow file an id and a lane a row.
+    least = 0 if options.codec is None else 1
+    row_bytes = {
+        leaf.file_path: lanes * leaf.dtype.itemsize * math.prod(max(least, length) for length in leaf.shape)
+        for leaf in leaves
+    }
     if options.layout == "arrow":
-        row_bytes = dict.fromkeys(row_bytes, sum(row_bytes.values()))
+        row_bytes = dict.fromkeys(row_bytes, sum(row_bytes.values()) + lanes * _ARROW_ROW_BYTES)
     return {
         file_path: rows_per_chunk(size, chunk_bytes=options.most_chunk_bytes, ring_length=ring_length)
         for file_path, size in row_bytes.items()

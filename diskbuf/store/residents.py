@@ -180,7 +180,8 @@ class Residents:
             for key in [key for key in self._passing if key[0] == number and key[1] not in ahead]:
                 del self._passing[key]
             for other in ahead or [chunk]:
-                if (number, other) not in self._passing:
+                known = self._passing.get((number, other))
+                if known is None or (known.done() and known.exception() is not None):
                     rows = max(1, self._rows_in(number, other))
                     self._passing[number, other] = self._submit(self._decode, number, other, rows)
             future = self._passing[number, chunk]
@@ -202,6 +203,7 @@ class Residents:
             is_passing_by: Whether those are left out that come next where chunks are read in order.
         """
         with self._lock:
+            self._take_over_all()
             if is_passing_by:
                 wanted = [key for key in wanted if not self._goes_on(*key)]
             room = self._most_bytes // 2 - sum(self._bytes_of(key) for key in self._loading)
@@ -247,6 +249,7 @@ class Residents:
                     return
                 if key not in self._loading and self._attach_raw(key):
                     return
+                self._forget_failure(key)
                 future = self._loading.get(key) or self._load(key)
             try:
                 future.result()
@@ -255,6 +258,12 @@ class Residents:
                     self._drop(future)
                 raise
             self._take_over(future)
+
+    def _forget_failure(self, key: tuple[int, int]) -> None:
+        """Lets a chunk be fetched again that couldn't be before anybody waited for it."""
+        future = self._loading.get(key)
+        if future is not None and future.done() and (future.cancelled() or future.exception() is not None):
+            self._drop(future)
 
     def _attach_raw(self, key: tuple[int, int]) -> bool:
         """Attaches the raw file of a chunk that isn't sealed; returns whether there is one."""
@@ -308,6 +317,14 @@ class Residents:
             finally:
                 close_all(loaded)
             self._make_room()
+
+    def _take_over_all(self) -> None:
+        """Attaches what is here by now; what failed is fetched again when it is read."""
+        for future in {future for future in self._loading.values() if future.done()}:
+            if future.cancelled() or future.exception() is not None:
+                self._drop(future)
+            else:
+                self._take_over(future)
 
     def _drop(self, future: "Future[_Loaded]") -> list[tuple[int, int]]:
         keys = [key for key, other in self._loading.items() if other is future]

@@ -621,7 +621,9 @@ class WritableStore(Store):
             if residents is not None:
                 residents.let_go(number, chunk)
             return False
-        return residents.keep_raw(group, number, chunk, path)
+        with contextlib.suppress(OptionError, OSError):  # without a cache it is decoded when it is read
+            return residents.keep_raw(group, number, chunk, path)
+        return False
 
     def _seal_all(self) -> None:
         """Seals everything, also chunks that are not full, for a store that is being closed."""
