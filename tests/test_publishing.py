@@ -662,7 +662,8 @@ def test_a_buffer_that_is_forgotten_ends_its_thread(tmp_path: Path, remote: Remo
 
 
 FORGETFUL = """
-import json, sys, threading, time
+import asyncio, json, sys, threading, time
+import s3fs
 import diskbuf
 from coded_rows import SPEC, step
 
@@ -677,11 +678,19 @@ reader = diskbuf.open(url + "-small", storage_options=options)
 here = diskbuf.open(path + "-small", storage_options=options)
 for opened in (small, reader, here):
     opened.gather_all()
+
+put = s3fs.S3FileSystem._pipe_file
+
+async def put_slowly(*arguments, **keywords):
+    await asyncio.sleep(1)
+    return await put(*arguments, **keywords)
+
+s3fs.S3FileSystem._pipe_file = put_slowly
 buffer = diskbuf.UniformReplayBuffer(
     SPEC, 2, None, path=path, options=diskbuf.StoreOptions(chunk_bytes=16),
     publish_to=url, publish_seconds=0.5, storage_options=options,
 )
-for step_id in range(4000):
+for step_id in range(200):
     buffer.add_batch(step(step_id, 2))
 while not any(thread.name.startswith("diskbuf-publish-") for thread in threading.enumerate()):
     time.sleep(0.01)
@@ -705,12 +714,12 @@ def test_a_program_that_ends_without_closing_does_not_wait_for_the_remote(
         try:
             assert program.stdout is not None
             assert program.stdout.readline() == b"ends\n"
-            program.wait(10)  # some ten thousand chunks are left, at a few hundred a second
+            program.wait(DEADLINE_SECONDS)  # hundreds of chunks are left, at four a second
         finally:
             program.kill()
     assert program.returncode == 0
     with diskbuf.open(tmp_path / "x") as reader:
-        assert assert_whole(reader) == (0, 4000)
+        assert assert_whole(reader) == (0, 200)
 
 
 WRITER = """
