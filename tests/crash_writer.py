@@ -487,7 +487,8 @@ def _assert_sealed_or_raw(store: Path, found: set[str], window: tuple[int, int],
         for chunk in range(low // rows, -(-window[1] // rows)):
             raw = f".diskbuf/tail/{column}/c.{chunk}.0" + ".0" * axes
             sealed = f"data/part-{chunk:08}.arrow" if shape.layout == "arrow" else f"{column}/c.{chunk}.0" + ".0" * axes
-            assert low == window[1] or raw in found or ((chunk + 1) * rows <= window[1] and sealed in found), (raw, sealed)
+            is_sealed = (chunk + 1) * rows <= window[1] and sealed in found
+            assert low == window[1] or raw in found or is_sealed, (raw, sealed)
             known |= {raw, sealed}
     assert found <= known, found - known
 
