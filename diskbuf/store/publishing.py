@@ -555,7 +555,7 @@ def _in_threads(call: Callable[..., bool], items: Sequence[tuple[int, ...]]) -> 
                     failures.append(error)
 
     names = [f"diskbuf-publish-{number}" for number in range(min(_AT_ONCE, len(items)))]
-    threads = [threading.Thread(target=work, name=name, daemon=False) for name in names]
+    threads = [threading.Thread(target=work, name=name, daemon=True) for name in names]
     for thread in threads:
         thread.start()
     try:
