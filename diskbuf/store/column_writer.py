@@ -96,8 +96,7 @@ class ColumnWriter:
             status = os.fstat(descriptor)
             if status.st_size != layout.chunk_bytes:
                 os.ftruncate(descriptor, layout.chunk_bytes)
-            if column.attached.get(column.slot(chunk)) != chunk:
-                self._store.attach_chunk(self._number, chunk)
+            self._store.enter_chunk(self._number, chunk)
         except BaseException:
             os.close(descriptor)
             raise
@@ -129,13 +128,15 @@ class ColumnWriter:
     def remove_below(self, first_id: int) -> None:
         """Removes the chunk files that lie wholly below an id."""
         column = self._column
-        for chunk in [
-            known for known in column.attached.values() if (known + 1) * column.layout.chunk_rows <= first_id
-        ]:
+        for chunk in list(column.attached.values()):  # other threads attach and detach meanwhile
+            if (chunk + 1) * column.layout.chunk_rows > first_id:
+                continue
             if chunk == self._chunk:
                 self.close()
-            column.detach(chunk)
-            column.chunk_path(chunk).unlink()
+                self._store.leave_chunk(self._number, chunk)
+            if not column.layout.is_sealed:  # else its rows may be being read, and it is let go of afterwards
+                column.detach(chunk)
+            column.chunk_path(chunk).unlink(missing_ok=column.layout.is_sealed)
             self.dirty.discard(chunk)
 
     def take_unsynced(self) -> tuple[set[int], bool]:

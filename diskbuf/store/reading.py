@@ -150,6 +150,7 @@ class Store:
     def _take(self, manifest: Manifest, extent: Extent) -> None:
         """Takes over what the files say and attaches the chunks of the window."""
         self._view += 1
+        self._whole = None  # before there are columns that nothing is attached to
         self.manifest = manifest
         self._unverified = self._checksums_of(extent) if self._verifies and not manifest.is_sealed else {}
         header = self._header
@@ -258,15 +259,19 @@ class Store:
                     raise
         return FileColumn(layout, folder, writable=self._writable)
 
-    def attach_chunk(self, number: int, chunk: int, opened: OpenedChunk | None = None) -> None:
+    def attach_chunk(
+        self, number: int, chunk: int, opened: OpenedChunk | None = None, columns: list[Column] | None = None
+    ) -> None:
         """Attaches a chunk of a column; a column that can't be mapped any further is read call by call from then on.
 
         Args:
             number: Which column.
             chunk: Which chunk.
             opened: The file that holds it, where that isn't the raw one in the column's folder. It is closed.
+            columns: The columns that are meant; None for those of this moment.
         """
-        mapped = self.columns[number]
+        columns = self.columns if columns is None else columns
+        mapped = columns[number]
         place = mapped.flat
         try:
             mapped.attach(chunk, opened)
@@ -281,7 +286,7 @@ class Store:
         plain.attached.update(mapped.attached)
         plain.attach(chunk)
         self._view += 1
-        self.columns[number] = plain
+        columns[number] = plain
 
     def _attach(self, window: tuple[int, int]) -> None:
         """Attaches every chunk of the window that isn't yet, and lets go of those that lie wholly before it."""
@@ -405,6 +410,18 @@ class Store:
         floor = 0 if self._lowest is not None else words[FLOOR]
         return max(floor, words[NEXT] - self._keeps, self._limits[DETACHED_TO])
 
+    def _is_of(self, epoch: int) -> bool:
+        """Whether no other writer has begun since an epoch, and no thread has looked at everything anew.
+
+        A window that was read as one began may hold rows behind those of a tail that was attached before.
+        """
+        words = self._words
+        try:
+            return epoch == self._epoch and (words is None or words[EPOCH] == epoch)
+        except ValueError:  # of words that were let go of
+            self._check_is_open()
+            raise
+
     def _epoch_on_disk(self) -> int:
         """The epoch in the header file, where it isn't mapped; 0 without a file."""
         try:
@@ -449,15 +466,16 @@ class Store:
             For each column [*K, *shape], freshly allocated; None when the writer overwrote some of them meanwhile, so
             that the window has to be read again.
         """
-        if self._residents is not None and not self._is_whole(first_id, rows):
+        residents, columns, epoch = self._residents, self.columns, self._epoch
+        detached = 0 if residents is None else residents.detached
+        if residents is not None and not self._is_whole(first_id, rows):
             return self._fetch(first_id, rows)
-        epoch = self._epoch
         shifted: dict[int, NDArray[np.int64]] = {}  # columns that begin at the same row share the index
         found = []
         try:
             if self._unverified:
                 self._verify(first_id + np.unique(rows // self.manifest.batch_size))
-            for column in self.columns:
+            for column in columns:
                 offset = column.offset(first_id)
                 index = shifted.get(offset)
                 if index is None:
@@ -467,8 +485,10 @@ class Store:
             if first_id >= self._intact_from(epoch):
                 raise
             return None
-        if self._residents is not None:  # rows never change there, but chunks may have been let go of
-            return found if self._is_whole(first_id, rows) else self._fetch(first_id, rows)
+        if residents is not None:  # rows never change there, but chunks may have been let go of
+            if not self._is_of(epoch):
+                return None
+            return found if residents.detached == detached else self._fetch(first_id, rows)
         intact_from = self._intact_from(epoch)
         if first_id >= intact_from:
             return found
@@ -484,10 +504,10 @@ class Store:
 
     def _fetch(self, first_id: int, rows: NDArray[np.int64]) -> list[NDArray[Any]] | None:
         """As `gather`, where chunks have to be fetched first."""
-        residents = self._residents
+        with self._attaching:
+            epoch, residents, columns = self._epoch, self._residents, list(self.columns)
         if residents is None:
             return None  # another thread has looked at everything anew
-        columns = list(self.columns)
         ids = first_id + rows // self.manifest.batch_size
         try:
             residents.ask(self._chunks_of(np.unique(ids)), is_passing_by=self._is_passing_by)
@@ -495,11 +515,15 @@ class Store:
                 residents.take(number, ids, rows + column.offset(first_id), is_passing_by=self._is_passing_by)
                 for number, column in enumerate(columns)
             ]
-        except FileNotFoundError as error:
-            self._check_was_evicted(int(ids.min(initial=EVERY_ID)), error)
+        except (FileNotFoundError, ClosedError) as error:
+            if residents is self._residents:
+                self._check_was_evicted(int(ids.min(initial=EVERY_ID)), error)
             return None
-        if ids.size:
-            self._look_whether_whole(int(ids.min()), int(ids.max()))
+        with self._attaching:
+            if not self._is_of(epoch):
+                return None
+            if ids.size:
+                self._look_whether_whole(int(ids.min()), int(ids.max()))
         return found
 
     def _chunks_of(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -512,8 +536,10 @@ class Store:
         ]
         return [(number, chunk) for _, number, chunk in sorted(pairs)]
 
-    def _check_was_evicted(self, first_id: int, error: FileNotFoundError) -> None:
+    def _check_was_evicted(self, first_id: int, error: FileNotFoundError | ClosedError) -> None:
         """Raises when a chunk that must be there isn't."""
+        if isinstance(error, ClosedError):
+            raise error
         if first_id < self._bounds()[0]:
             return
         place = error.filename or str(error)
@@ -540,7 +566,9 @@ class Store:
         if residents.has_all(window):
             last = max(window[1] - 1, 0)
             low, high = window[0], last
-        elif any(low // column.layout.chunk_rows != high // column.layout.chunk_rows for column in columns):
+        elif any(
+            low // column.layout.chunk_rows != high // column.layout.chunk_rows for column in columns
+        ) or not residents.has_all((low, high + 1)):  # what one column's needed room for may be gone again
             self._whole = None
             self.cold_reads.asks = True
             return
@@ -565,8 +593,10 @@ class Store:
             if self._unverified:
                 self._verify(np.arange(first_id, next_id))
             found = [self._read_range(number, first_id, next_id) for number in range(len(self.columns))]
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ClosedError) as error:
             # the chunk was evicted since the window was read, or else it is missing
+            if epoch != self._epoch:
+                return None
             if self._residents is not None:
                 self._check_was_evicted(first_id, error)
             elif first_id >= self._intact_from(epoch):
@@ -621,8 +651,9 @@ class Store:
             first_id: The id that `rows` counts from.
             rows: [*K] flat rows ``(id - first_id) * lanes + lane``, inside the window.
         """
-        if self._residents is not None:
-            self._residents.ask(self._chunks_of(first_id + np.unique(rows // self.manifest.batch_size)))
+        residents = self._residents  # another thread may look at everything anew
+        if residents is not None:
+            residents.ask(self._chunks_of(first_id + np.unique(rows // self.manifest.batch_size)))
             return
         for column in self.columns:
             if self.cold_reads.is_crowded:
@@ -631,8 +662,9 @@ class Store:
 
     def ask_for_range(self, first_id: int, next_id: int) -> None:
         """As `ask_for`, for all lanes of consecutive ids, where chunks are fetched; other stores do nothing."""
-        if self._residents is not None and first_id < next_id:
-            self._residents.ask(
+        residents = self._residents
+        if residents is not None and first_id < next_id:
+            residents.ask(
                 [
                     (number, chunk)
                     for number, column in enumerate(self.columns)
@@ -728,8 +760,10 @@ class Store:
             if self._unverified:
                 self._verify(np.arange(first_id, next_id), [self.columns[number] for number in numbers])
             found = [self._read_range(number, first_id, next_id) for number in numbers]
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ClosedError) as error:
             # the chunk was evicted since the window was read, or else it is missing
+            if epoch != self._epoch:
+                return None
             if self._residents is not None:
                 self._check_was_evicted(first_id, error)
             elif first_id >= self._intact_from(epoch):

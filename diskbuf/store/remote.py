@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from diskbuf.errors import StoreCorruptError, StoreNotFoundError
+from diskbuf.errors import ClosedError, StoreCorruptError, StoreNotFoundError
 from diskbuf.options import ReadOptions
 from diskbuf.store.checksums import CHECKSUM_FILE, Checksum, ObjectChecksums, entries_in
 from diskbuf.store.chunk_source import ChunkSource
@@ -127,9 +127,9 @@ class RemoteStore(Store):
             checksums=self._checksums,
         )
 
-    def _check_was_evicted(self, first_id: int, error: FileNotFoundError) -> None:
+    def _check_was_evicted(self, first_id: int, error: FileNotFoundError | ClosedError) -> None:
         """Raises when an object that must be there isn't; it may be gone because the window has moved since."""
-        if first_id >= self._bounds()[0]:
+        if first_id >= self._bounds()[0] and isinstance(error, FileNotFoundError):
             self.refresh()
         super()._check_was_evicted(first_id, error)
 

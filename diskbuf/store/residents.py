@@ -5,15 +5,18 @@ For stores whose chunks aren't all files that can be mapped: sealed ones, and th
 
 import collections
 import contextlib
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskbuf.errors import ClosedError
 from diskbuf.store.chunk_cache import DiskCache
 from diskbuf.store.chunk_source import ChunkSource, close_all
 from diskbuf.store.columns import Column, OpenedChunk, aligned_empty
@@ -30,7 +33,8 @@ class Residents:
     Args:
         columns: The store's columns; the list may change under us.
         source: Opens sealed chunks.
-        attach_chunk: Attaches a chunk of a column, from a file or, when that is None, from the raw one in its folder.
+        attach_chunk: Attaches a chunk of a column, from a file or, when that is None, from the raw one in its folder;
+            called with `columns` last.
         rows_in: Returns how many rows of a column's chunk are in the window, by column and chunk.
         most_bytes: Most raw bytes that stay attached.
         prefetch_chunks: How many chunks of a column to fetch ahead where they are read in order.
@@ -43,7 +47,7 @@ class Residents:
         columns: list[Column],
         source: ChunkSource,
         *,
-        attach_chunk: Callable[[int, int, OpenedChunk | None], None],
+        attach_chunk: Callable[[int, int, OpenedChunk | None, list[Column]], None],
         rows_in: Callable[[int, int], int],
         most_bytes: int,
         prefetch_chunks: int,
@@ -59,11 +63,12 @@ class Residents:
         self._has_raw_files = has_raw_files
         self._lock = lock
         self._pool: ThreadPoolExecutor | None = None
+        self._is_closed = False
         self._held: collections.OrderedDict[tuple[int, int], int] = collections.OrderedDict()  # rows, oldest use first
         self._bytes = 0
         self._pins: collections.Counter[tuple[int, int]] = collections.Counter()
         self._loading: collections.OrderedDict[tuple[int, int], Future[_Loaded]] = collections.OrderedDict()
-        self._passing: dict[tuple[int, int], Future[NDArray[Any]]] = {}
+        self._passing: dict[tuple[int, int], tuple[int, Future[NDArray[Any]]]] = {}  # how many rows, and they
         self._latest: dict[int, int] = {}
         self._group_of = {
             number: group for group, numbers in enumerate(source.chunk_format.groups) for number in numbers
@@ -100,8 +105,9 @@ class Residents:
         chunks = np.unique(of_row).tolist()
         if is_passing_by and len(chunks) == 1 and self._goes_on(number, chunks[0]):
             (chunk,) = chunks
-            with self.span(number, chunk * layout.chunk_rows, layout.chunk_rows, is_passing_by=True) as span:
-                inside = rows - self._columns[number].offset(chunk * layout.chunk_rows)
+            first_id = chunk * layout.chunk_rows
+            with self.span(number, first_id, int(ids.max()) + 1 - first_id, is_passing_by=True) as span:
+                inside = rows - self._columns[number].offset(first_id)
                 self._latest[number] = chunk
                 return span.reshape(-1, *layout.shape).take(inside, 0)
         waves = list(self._waves(layout.chunk_bytes, chunks))
@@ -168,29 +174,39 @@ class Residents:
             with self._lock:
                 is_here = self._is_attached((number, chunk)) or self._attach_raw((number, chunk))
             if not is_here:
-                yield self._pass_by(number, chunk)[inside : inside + count]
+                yield self._pass_by(number, chunk, least=inside + count)[inside : inside + count]
                 return
         with self.hold(number, [chunk]):
             yield self._columns[number].read_span(first_id, count)
 
-    def _pass_by(self, number: int, chunk: int) -> NDArray[Any]:
-        """The rows of a chunk, decoded into memory of our own; those that come next are on their way then."""
+    def _pass_by(self, number: int, chunk: int, *, least: int) -> NDArray[Any]:
+        """The first rows of a chunk, decoded into memory of our own; those that come next are on their way then."""
         with self._lock:
-            ahead = [chunk + n for n in range(self._prefetch_chunks + 1) if self._rows_in(number, chunk + n) > 0]
-            for key in [key for key in self._passing if key[0] == number and key[1] not in ahead]:
+            wanted = {chunk: max(least, self._rows_in(number, chunk))}
+            for other in range(chunk + 1, chunk + self._prefetch_chunks + 1):
+                rows = self._rows_in(number, other)
+                if rows > 0 and not self._is_raw(number, other):
+                    wanted[other] = rows
+            for key in [key for key in self._passing if key[0] == number and key[1] not in wanted]:
                 del self._passing[key]
-            for other in ahead or [chunk]:
+            for other, rows in wanted.items():
                 known = self._passing.get((number, other))
-                if known is None or (known.done() and known.exception() is not None):
-                    rows = max(1, self._rows_in(number, other))
-                    self._passing[number, other] = self._submit(self._decode, number, other, rows)
-            future = self._passing[number, chunk]
+                # More may have been added since, or what failed then may be there now.
+                if known is None or known[0] < rows or _has_failed(known[1]):
+                    self._passing[number, other] = (rows, self._submit(self._decode, number, other, rows))
+            _, future = self._passing[number, chunk]
         try:
             return future.result()
+        except CancelledError:
+            raise self._closed() from None
         except BaseException:
             with self._lock:
                 self._passing.pop((number, chunk), None)
             raise
+
+    def _is_raw(self, number: int, chunk: int) -> bool:
+        """Whether a chunk has a raw file, which counts when there is an object too."""
+        return self._has_raw_files and self._columns[number].chunk_path(chunk).exists()
 
     def _decode(self, number: int, chunk: int, rows: int) -> NDArray[Any]:
         return self.source.decode(self._group_of[number], chunk, rows=rows, column=number)
@@ -203,12 +219,16 @@ class Residents:
             is_passing_by: Whether those are left out that come next where chunks are read in order.
         """
         with self._lock:
+            if self._is_closed:
+                return
             self._take_over_all()
             if is_passing_by:
                 wanted = [key for key in wanted if not self._goes_on(*key)]
             room = self._most_bytes // 2 - sum(self._bytes_of(key) for key in self._loading)
             for key in wanted:
                 if self._is_attached(key) or key in self._loading or not self._columns[key[0]].layout.row_bytes:
+                    continue
+                if self._is_below(key):
                     continue
                 room -= self._bytes_of(key)
                 if room < 0 and self._loading:
@@ -240,7 +260,15 @@ class Residents:
         rows = self._held.get(key)
         return rows is None or rows >= self._rows_in(number, chunk)  # None for those that others attached
 
+    def _is_below(self, key: tuple[int, int]) -> bool:
+        """Whether a chunk had left the window when the columns were made, which have no place for it."""
+        column = self._columns[key[0]]
+        return column.offset(key[1] * column.layout.chunk_rows) < 0
+
     def _attach(self, key: tuple[int, int]) -> None:
+        if self._is_below(key):
+            place = os.fspath(self._columns[key[0]].chunk_path(key[1]))
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
         while True:
             with self._lock:
                 if self._is_attached(key):
@@ -253,6 +281,8 @@ class Residents:
                 future = self._loading.get(key) or self._load(key)
             try:
                 future.result()
+            except CancelledError:
+                raise self._closed() from None
             except BaseException:
                 with self._lock:
                     self._drop(future)
@@ -262,7 +292,7 @@ class Residents:
     def _forget_failure(self, key: tuple[int, int]) -> None:
         """Lets a chunk be fetched again that couldn't be before anybody waited for it."""
         future = self._loading.get(key)
-        if future is not None and future.done() and (future.cancelled() or future.exception() is not None):
+        if future is not None and _has_failed(future):
             self._drop(future)
 
     def _attach_raw(self, key: tuple[int, int]) -> bool:
@@ -272,7 +302,7 @@ class Residents:
         if not self._has_raw_files:
             return False
         try:
-            self._attach_chunk(number, chunk, None)
+            self._attach_chunk(number, chunk, None, self._columns)
         except FileNotFoundError:
             return False
         self._add(key, column.layout.chunk_rows)
@@ -286,7 +316,8 @@ class Residents:
             for other in self.source.chunk_format.groups[group]
             if other == number or (self._columns[other].layout.row_bytes and not self._is_attached((other, chunk)))
         ]
-        rows = max(1, self._rows_in(number, chunk))
+        # Of a chunk that has left the window meanwhile all rows are wanted: it was full.
+        rows = self._rows_in(number, chunk) or self._columns[number].layout.chunk_rows
         future = self._submit(self._open, group, chunk, rows, columns)
         future.rows = rows  # type: ignore[attr-defined]
         for other in columns:
@@ -294,9 +325,15 @@ class Residents:
         return future
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        if self._is_closed:
+            raise self._closed()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="diskbuf-fetch")
         return self._pool.submit(function, *arguments)
+
+    def _closed(self) -> ClosedError:
+        place = self.source.objects.place("")
+        return ClosedError(f"store {place} must be open while it is read, but was closed. Open it with diskbuf.open.")
 
     def _open(self, group: int, chunk: int, rows: int, columns: Sequence[int]) -> _Loaded:
         return self.source.open(group, chunk, rows=rows, columns=columns)
@@ -312,7 +349,7 @@ class Residents:
             try:
                 for number in list(loaded):
                     opened = loaded.pop(number)
-                    self._attach_chunk(number, chunk, opened)
+                    self._attach_chunk(number, chunk, opened, self._columns)
                     self._add((number, chunk), future.rows)  # type: ignore[attr-defined]
             finally:
                 close_all(loaded)
@@ -321,7 +358,7 @@ class Residents:
     def _take_over_all(self) -> None:
         """Attaches what is here by now; what failed is fetched again when it is read."""
         for future in {future for future in self._loading.values() if future.done()}:
-            if future.cancelled() or future.exception() is not None:
+            if _has_failed(future):
                 self._drop(future)
             else:
                 self._take_over(future)
@@ -345,6 +382,12 @@ class Residents:
             if column.attached.get(column.slot(chunk)) == chunk and (number, chunk) not in self._held:
                 self._add((number, chunk), column.layout.chunk_rows)
                 self._make_room()
+
+    def give_up(self, number: int, chunk: int) -> None:
+        """Leaves a chunk that is attached to a writer, who writes to it from now on, until it is adopted."""
+        with self._lock:
+            if self._held.pop((number, chunk), None) is not None:
+                self._bytes -= self._bytes_of((number, chunk))
 
     def let_go(self, number: int, chunk: int) -> None:
         """Lets go of a chunk, unless somebody holds it."""
@@ -395,6 +438,7 @@ class Residents:
     def close(self) -> None:
         """Ends the threads and forgets what is on its way; what is attached stays."""
         with self._lock:
+            self._is_closed = True
             pool, self._pool = self._pool, None
             loading, self._loading = set(self._loading.values()), collections.OrderedDict()
             self._passing = {}
@@ -411,6 +455,10 @@ class Residents:
         self._loading = collections.OrderedDict()
         self._passing = {}
         self._pins = collections.Counter()
+
+
+def _has_failed(future: "Future[Any]") -> bool:
+    return future.done() and (future.cancelled() or future.exception() is not None)
 
 
 def _close_loaded(future: "Future[_Loaded]") -> None:

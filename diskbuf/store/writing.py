@@ -581,14 +581,23 @@ class WritableStore(Store):
 
     def _remove_below(self, first_id: int) -> None:
         """Removes chunks that lie wholly below an id, which the durable record has given up."""
-        if self._residents is not None:
-            self._residents.let_go_below(first_id)
         for writer in self._writers:
             writer.remove_below(first_id)
+        if self._residents is not None:
+            self._residents.let_go_below(first_id)
         if self._sealer is not None:
             self._sealer.remove_below(first_id)
 
     # ---- sealing
+
+    def enter_chunk(self, number: int, chunk: int) -> None:
+        """Attaches a chunk that a column's writer writes to from now on; nobody else lets go of it until it is left."""
+        with self._attaching:
+            column = self.columns[number]
+            if column.attached.get(column.slot(chunk)) != chunk:
+                self.attach_chunk(number, chunk)
+            if self._residents is not None:
+                self._residents.give_up(number, chunk)
 
     def leave_chunk(self, number: int, chunk: int) -> None:
         """Called when a column's writer has gone on to the next chunk."""
