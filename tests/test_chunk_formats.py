@@ -43,6 +43,10 @@ SHAPES = ((), (3,), (2, 3), (2, 1, 3), (0,), (2, 0, 3))
 ROWS = 8
 LANES = 3
 
+COLUMN_OF_INTS = ColumnLayout(
+    path="id", file_path="id", dtype=np.dtype(np.int64), shape=(), lanes=2, chunk_rows=64, slots=None
+)
+
 
 def column(
     path: str,
@@ -435,7 +439,7 @@ class TestZstdShards(ShardsOfFourTests):
 
     def test_the_level_is_zarrs(self) -> None:
         made = self.make_with("zstd", FEW, level=-5).documents()["reward"]["codecs"][0]["configuration"]["codecs"]
-        assert made[1] == {"name": "zstd", "configuration": {"level": -5, "checksum": False}}
+        assert made[1] == {"name": "zstd", "configuration": {"level": -5, "checksum": True}}
 
     def test_large_inner_chunks_are_read_on_several_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         layout = column("frame", "uint8", (256, 256), lanes=1, chunk_rows=32)
@@ -903,15 +907,29 @@ def test_an_unknown_layout_is_a_format_error() -> None:
 # ---- the benchmark
 
 
+@pytest.mark.parametrize("codec", ["zstd", "blosc", "lz4"])
+def test_the_store_checksum_of_a_shard_depends_on_its_rows(codec: str) -> None:
+    """Bytes with their own CRC-32C behind them have the same CRC-32C whatever they are."""
+    import google_crc32c
+
+    column = COLUMN_OF_INTS
+    made = codec_json("zarr", codec, level=None, inner_rows=8, layouts=[column])
+    chunk_format = chunk_format_of([column], layout="zarr", codec=made)
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 2**62, (64, column.lanes), np.int64) for _ in range(8)]  # incompressible, so of one size
+    shards = [bytes(chunk_format.encode(0, 0, [one])) for one in rows]
+    assert len({google_crc32c.value(shard) for shard in shards}) == len(rows)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the benchmark reads /proc")
 def test_a_quick_run_of_the_benchmark_measures_every_layout(tmp_path: Path) -> None:
-    bench = Path(__file__).parents[1] / "tools" / "bench" / "decoding.py"
-    command = [sys.executable, str(bench), "--quick", "--only", "shards", "--only", "arrow"]
-    command += ["--folder", "stores", "--json", "figures.json"]
+    bench = Path(__file__).parents[1] / "tools" / "bench" / "layouts.py"
+    command = [sys.executable, str(bench), "--quick", "--folder", "stores", "--json", "figures.json"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
     assert list((tmp_path / "stores").iterdir()) == []
     rows = {row["name"] for row in json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rows"]}
-    assert rows == {
+    assert rows > {
         *(f"decode_{codec}_vs_{peer}" for codec in ("zstd", "blosc", "lz4") for peer in ("tensorstore", "zarr")),
         *(f"decode_{layout}_vs_copy" for layout in ("zarr", "arrow")),
+        *("pass_zstd", "warm_256x2", "arrow_pass_frames", "sealing_zstd", "streaming_pass", "streaming_first"),
     }

@@ -24,7 +24,6 @@ from diskbuf.store.remote import RemoteStore, read_remote_manifest
 from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 
-
 _ARROW_ROW_BYTES = 8 + 4  # id and lane
 
 

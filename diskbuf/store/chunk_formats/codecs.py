@@ -180,19 +180,23 @@ def split_codecs(codecs: "Sequence[Codec]") -> dict[str, Any]:
 
 
 def _named_chain(name: str, level: int | None) -> list[dict[str, Any]]:
-    """The chain of a codec that the user names. A checksum is around what is compressed, so damage is found."""
+    """The chain of a codec that the user names. zstd keeps a checksum of its own, so damage is found.
+
+    zarr's crc32c would do that for all of them, but bytes with their own CRC-32C behind them have the same CRC-32C
+    whatever they are: the store's checksum of such a shard would tell no more than how long its parts are.
+    """
     if name not in _ZARR_NAMES:
         raise _unknown(name)
     level = _checked_level(level, "zarr", name)
     if name == "zstd":
-        packed = {"name": ZSTD, "configuration": {"level": 0 if level is None else level, "checksum": False}}
+        packed = {"name": ZSTD, "configuration": {"level": 0 if level is None else level, "checksum": True}}
     else:  # zarr's "lz4" is not in TensorStore; LZ4 inside blosc is in both
         cname = "zstd" if name == "blosc" else "lz4"
         packed = {
             "name": BLOSC,
             "configuration": {"cname": cname, "clevel": 5 if level is None else level, "blocksize": 0},
         }
-    return [{"name": BYTES}, packed, {"name": CRC32C}]
+    return [{"name": BYTES}, packed]
 
 
 def _checked_level(level: int | None, layout: str, name: str) -> int | None:
