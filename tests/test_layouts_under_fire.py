@@ -151,30 +151,31 @@ def test_a_writer_that_begins_while_a_thread_fetches_makes_it_read_again(
         np.testing.assert_array_equal(found["frame"][:, 0], info.ids % 251)
 
 
-@pytest.mark.parametrize("is_before", [True, False])
-def test_a_writer_that_begins_while_attached_rows_are_copied_makes_them_be_read_again(
-    tmp_path: Path, options: StoreOptions, monkeypatch: pytest.MonkeyPatch, is_before: bool
+def test_rows_that_are_let_go_of_while_they_are_copied_and_come_back_are_read_again(
+    tmp_path: Path, options: StoreOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "s", options, 300)
     with diskbuf.open(tmp_path / "s", read_options=read_options(tmp_path)) as reader:
         store: Any = reader._store
         reader.gather_all()
         reader.get_next(64)
-        look = store._is_whole
-        seen = []
+        column = store.columns[0]
+        take = column.take
+        was_called = []
 
-        def looked(*arguments: Any) -> bool:
-            seen.append(is_before)
-            found = None if is_before and len(seen) == 1 else look(*arguments)
-            if len(seen) == 1:
-                restart(tmp_path / "s", options, reader)
-            return bool(look(*arguments) if found is None else found)
+        def torn(taken: Any) -> Any:
+            if was_called:
+                return take(taken)
+            was_called.append(True)
+            store._residents.let_go(0, 1)
+            found = take(taken)
+            every = np.arange(300 * LANES)
+            store.gather(0, every)  # another thread has them all attached again
+            return found
 
-        monkeypatch.setattr(store, "_is_whole", looked)
-        for _ in range(3):
-            found, info = reader.get_next(64)
-            np.testing.assert_array_equal(found["id"], info.ids)
-        assert seen
+        monkeypatch.setattr(column, "take", torn)
+        assert_gathered(store, [0, 10, 40, 60, 120])
+        assert was_called
 
 
 def test_a_buffer_that_is_closed_while_a_thread_fetches_says_so(tmp_path: Path, options: StoreOptions) -> None:
@@ -187,3 +188,24 @@ def test_a_buffer_that_is_closed_while_a_thread_fetches_says_so(tmp_path: Path, 
             store.gather(0, np.arange(4))
         with pytest.raises(diskbuf.ClosedError, match="must be open"):
             store.read_range(0, 10)
+
+
+def test_a_chunk_that_is_being_let_go_of_as_a_process_forks_is_not_taken_for_attached(
+    tmp_path: Path, options: StoreOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "s", options, 300)
+    with diskbuf.open(tmp_path / "s", read_options=read_options(tmp_path)) as reader:
+        store: Any = reader._store
+        reader.gather_all()
+        seen = []
+        for column in store.columns:
+            unmap = column._reservation.unmap
+
+            def looked(*arguments: Any, unmap: Any = unmap, column: Any = column, **keywords: Any) -> None:
+                seen.append(0 in column.attached)  # as a child would find it
+                unmap(*arguments, **keywords)
+
+            monkeypatch.setattr(column._reservation, "unmap", looked)
+        for number in range(len(store.columns)):
+            store._residents.let_go(number, 0)
+        assert seen == [False] * len(store.columns)

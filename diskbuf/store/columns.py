@@ -269,8 +269,8 @@ class MappedColumn(Column):
 
     def detach(self, chunk: int) -> None:
         if self.attached.get(self.slot(chunk)) == chunk:
+            del self.attached[self.slot(chunk)]  # first: a child that is forked in between must not take zeros for rows
             self._reservation.unmap(self._position(chunk), size=self._pitch)
-            del self.attached[self.slot(chunk)]
 
     def _position(self, chunk: int) -> int:
         """Where a chunk begins in the reservation, in bytes."""
