@@ -588,24 +588,7 @@ class Store:
         Returns:
             For each column [lanes, T, *shape], freshly allocated; None when none of the ids was left.
         """
-        epoch = self._epoch
-        try:
-            if self._unverified:
-                self._verify(np.arange(first_id, next_id))
-            found = [self._read_range(number, first_id, next_id) for number in range(len(self.columns))]
-        except (FileNotFoundError, ClosedError) as error:
-            # the chunk was evicted since the window was read, or else it is missing
-            if epoch != self._epoch:
-                return None
-            if self._residents is not None:
-                self._check_was_evicted(first_id, error)
-            elif first_id >= self._intact_from(epoch):
-                raise
-            return None
-        lost = self._intact_from(epoch) - first_id
-        if lost <= 0:
-            return found
-        return [leaf[:, lost:].copy() for leaf in found] if lost < next_id - first_id else None
+        return self.read_columns(range(len(self.columns)), first_id, next_id)
 
     def mapped_view(self) -> MappedView | None:
         """Returns what it takes to gather rows without asking Python each time, None where that can't be.
