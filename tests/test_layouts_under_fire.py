@@ -209,3 +209,31 @@ def test_a_chunk_that_is_being_let_go_of_as_a_process_forks_is_not_taken_for_att
         for number in range(len(store.columns)):
             store._residents.let_go(number, 0)
         assert seen == [False] * len(store.columns)
+
+
+@pytest.mark.parametrize("cache_bytes", [2**26, 5 * CHUNK_BYTES])
+def test_a_ring_of_raw_chunks_far_away_gives_the_rows_of_an_old_window_as_a_newer_one_is_read(
+    tmp_path: Path, cache_bytes: int
+) -> None:
+    url = f"memory://fire/{tmp_path.name}"
+    options = StoreOptions(chunk_bytes=CHUNK_BYTES)
+    with UniformReplayBuffer(
+        SPEC, LANES, 200, path=tmp_path / "s", options=options, publish_to=url, publish_seconds=3600
+    ) as writer:
+        writer.extend(rows(0, 400))
+        writer.publish_now()
+        with diskbuf.open(url, read_options=read_options(tmp_path, cache_bytes)) as reader:
+            store: Any = reader._store
+            for id_ in range(200, 400, 7):
+                assert_gathered(store, [id_])
+            number = sorted(SPEC).index("id")
+            chunk = 200 // store.columns[number].layout.chunk_rows
+            with store._residents.hold(number, [chunk]):
+                writer.extend(rows(400, 600))
+                writer.publish_now()
+                reader.refresh()
+                assert_rows(reader, 400, 600)
+                for id_ in range(400, 600, 7):
+                    assert_gathered(store, [id_])
+                held = store._residents._columns[number].read_span(255, 1)
+                np.testing.assert_array_equal(held, [[255, 255]])

@@ -157,7 +157,7 @@ class Store:
         self._words = header.words if header is not None and header.is_live else None
         self._fence = _nothing if header is None else header.fence
         self._set_extent(extent)
-        layouts = column_layouts(self._leaves, manifest, path=self._folder)
+        layouts = self._make_layouts(manifest)
         rings = [layout.ring_rows - layout.chunk_rows for layout in layouts if layout.ring_rows is not None]
         self._keeps = min(rings, default=EVERY_ID)
         self.lane_bytes = sum(layout.lane_bytes for layout in layouts)
@@ -168,6 +168,9 @@ class Store:
         self._attach(self._static)
         if not self._writable:
             self._lay_over()
+
+    def _make_layouts(self, manifest: Manifest) -> list[ColumnLayout]:
+        return column_layouts(self._leaves, manifest, path=self._folder)
 
     def _seal(self, layouts: Sequence[ColumnLayout]) -> None:
         """Makes chunks come when their rows are asked for, where they aren't raw files."""

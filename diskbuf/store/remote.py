@@ -5,6 +5,7 @@ before it. Rows never change, so nothing has to be looked at again after they we
 """
 # ruff: noqa: D102 - Store documents what is done otherwise here
 
+import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -116,6 +117,11 @@ class RemoteStore(Store):
         return True
 
     _has_raw_files = False
+
+    def _make_layouts(self, manifest: Manifest) -> list[ColumnLayout]:
+        # Nothing is overwritten in place here: in a ring the rows of a newer window would take the places of those that
+        # another thread reads. And there are no files to map again somewhere else, as with sealed chunks.
+        return [dataclasses.replace(layout, slots=None, is_sealed=True) for layout in super()._make_layouts(manifest)]
 
     def _make_source(self, layouts: Sequence[ColumnLayout]) -> ChunkSource:
         manifest = self.manifest

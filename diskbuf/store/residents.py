@@ -107,9 +107,10 @@ class Residents:
             (chunk,) = chunks
             first_id = chunk * layout.chunk_rows
             with self.span(number, first_id, int(ids.max()) + 1 - first_id, is_passing_by=True) as span:
-                inside = rows - self._columns[number].offset(first_id)
+                inside = (ids - first_id) * layout.lanes + rows % layout.lanes  # offsets are those of whole ids
                 self._latest[number] = chunk
-                return span.reshape(-1, *layout.shape).take(inside, 0)
+                found: NDArray[Any] = span.reshape(-1, *layout.shape).take(inside, 0)
+                return found
         waves = list(self._waves(layout.chunk_bytes, chunks))
         if len(waves) == 1:
             with self.hold(number, waves[0]):
