@@ -50,9 +50,10 @@ def test_info_says_what_a_store_holds(store: Path, capsys: pytest.CaptureFixture
     assert lines[1].split() == ["lanes", "2"]
     assert lines[2].strip() == "window    ids [2, 7): 5 steps a lane, at most 5"
     assert lines[3].split() == ["frames", "10"]
-    assert lines[4].startswith("  on disk   ")
-    assert lines[5] == '  metadata  {"policy": "random"}'
-    assert sorted(line.split(maxsplit=2) for line in lines[7:]) == [
+    assert lines[4] == "  layout    zarr, not compressed"
+    assert lines[5].startswith("  on disk   ")
+    assert lines[6] == '  metadata  {"policy": "random"}'
+    assert sorted(line.split(maxsplit=2) for line in lines[8:]) == [
         ["arm/index", "int64", "[]"],
         ["arm/propensity", "float32", "[1]"],
         ["observation/camera", "uint8", "[4, 4, 3]"],
@@ -73,8 +74,29 @@ def test_info_as_json_has_the_same_facts(store: Path, capsys: pytest.CaptureFixt
         "first_id": 2,
         "next_id": 7,
         "num_frames": 10,
+        "layout": "zarr",
+        "codec": None,
         "metadata": {"policy": "random"},
     }
+
+
+def test_info_tells_of_a_compressed_store_at_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"reward": diskbuf.ArraySpec([], "float32")}
+    options = diskbuf.StoreOptions(codec="lz4")
+    url = f"file://{tmp_path}/published"
+    with diskbuf.UniformReplayBuffer(spec, path=tmp_path / "s", options=options, publish_to=url) as buffer:
+        buffer.add_batch({"reward": np.ones(1, np.float32)})
+        buffer.publish_now()
+        assert cli.main(["info", url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == url
+        assert "  layout    zarr, lz4" in lines
+        assert not any("on disk" in line for line in lines)
+        with diskbuf.open(url) as reader:  # what is published to a folder is followed like any other URL
+            buffer.add_batch({"reward": np.ones(1, np.float32)})
+            buffer.publish_now()
+            assert reader.refresh()
+            assert reader.next_id == 2
 
 
 def test_info_tells_of_history_that_the_window_has_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

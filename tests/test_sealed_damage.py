@@ -101,7 +101,7 @@ def test_a_missing_object_is_named_and_never_zeros(tmp_path: Path, options: Stor
     path.unlink()
     assert [fault.path for fault in diskbuf.verify(tmp_path / "s").faults] == [str(path)]
     with diskbuf.open(tmp_path / "s", read_options=IN_MEMORY) as buffer:
-        with pytest.raises(diskbuf.StoreCorruptError, match=rf"{path.name} must be there .* but is missing"):
+        with pytest.raises(diskbuf.StoreCorruptError, match=rf"{path.name} must be there, .* but is missing"):
             buffer.gather_all()
         with pytest.raises(diskbuf.StoreCorruptError, match=path.name):
             buffer.get_next(512)

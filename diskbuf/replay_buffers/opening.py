@@ -13,7 +13,7 @@ from diskbuf import specs
 from diskbuf.errors import OptionError, StoreCorruptError, StoreExistsError, StoreMismatchError
 from diskbuf.options import ReadOptions, StoreOptions
 from diskbuf.replay_buffers.items import ItemFormat
-from diskbuf.store.chunk_formats.codecs import codec_json
+from diskbuf.store.chunk_formats.codecs import codec_json, codec_name
 from diskbuf.store.header import LiveHeader
 from diskbuf.store.layout import COPYING_FILE, HEADER_FILE, STATE_FOLDER, Leaf, rows_per_chunk
 from diskbuf.store.manifest import ZARR_JSON, Manifest, has_copy, read_manifest
@@ -25,6 +25,7 @@ from diskbuf.store.writing import WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 
 _ARROW_ROW_BYTES = 8 + 4  # id and lane
+_MOST_TIMES_SHORTEST = 16  # chunks of compressed leaves differ in length by that, though those of small ones are small
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,10 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         raise OptionError(f"path must be a str or a path, got {path!r}.")
     text = os.fspath(path)
     if "://" in text:
-        raise OptionError(f"path must be on a local file system, got {text!r}. Copy the store here with diskbuf.copy.")
+        raise OptionError(
+            f"path must be on a local file system, got {text!r}. Write a store here and publish it "
+            "with publish_to, or copy one here with diskbuf.copy."
+        )
     if text.startswith("~"):
         raise OptionError(f"path must be written out, got {text!r}. Use os.path.expanduser.")
     if not text:
@@ -89,7 +93,10 @@ def place_of(path: str | os.PathLike[str]) -> Path | str:
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if isinstance(text, str) and "://" in text:
-        return local_path(text.removeprefix("file://")) if text.startswith("file://") else text
+        folder = text.removeprefix("file://")
+        # A store that was published to a folder has no live header, and is followed as any other URL is.
+        is_here = text.startswith("file://") and (Path(folder) / STATE_FOLDER / HEADER_FILE).exists()
+        return local_path(folder) if is_here else text
     return local_path(path)
 
 
@@ -379,6 +386,14 @@ def open_existing(
         )
         return store, item_format
     publisher = None
+    if found := _layout_differences(path, manifest, options):
+        raise StoreMismatchError(
+            f"cannot continue {path}: it was made otherwise than it is asked for now.\n  "
+            + "\n  ".join(found)
+            + "\nLeave layout and codec out, or copy the store into others with diskbuf.copy.",
+            path=str(path),
+            differences=found,
+        )
     lock = lock_store(path, is_taken=options.lock)
     try:
         publisher = _publisher(path, manifest, publish, read_options, is_new=False)
@@ -414,7 +429,7 @@ def _new_manifest(request: StoreRequest) -> Manifest:
         next_id=0,
         oldest_id=0,
         runs=(),
-        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
         metadata=request.metadata,
         package_version=__version__,
         published_to=None if request.publish.keep_local else _place_of(request.publish),
@@ -463,10 +478,13 @@ def _chunk_rows(manifest: Manifest, leaves: Sequence[Leaf], options: StoreOption
     }
     if options.layout == "arrow":
         row_bytes = dict.fromkeys(row_bytes, sum(row_bytes.values()) + lanes * _ARROW_ROW_BYTES)
-    return {
+    found = {
         file_path: rows_per_chunk(size, chunk_bytes=options.most_chunk_bytes, ring_length=ring_length)
         for file_path, size in row_bytes.items()
     }
+    # Steps count for readers of zarr, and for a publication, when all of their leaves are sealed.
+    longest = max(found.values()) if options.codec is None else _MOST_TIMES_SHORTEST * min(found.values())
+    return {file_path: min(rows, longest) for file_path, rows in found.items()}
 
 
 def _check_free(path: Path, mode: str) -> None:
@@ -519,8 +537,7 @@ def _check_agrees(path: Path, manifest: Manifest, request: StoreRequest, *, trim
         found.append(f"batch_size: the store has {manifest.batch_size}, the buffer {request.format.batch_size}")
     if manifest.keep_history != request.keep_history:
         found.append(f"keep_history: the store has {manifest.keep_history}, the buffer {request.keep_history}")
-    if request.options.layout != "zarr" or request.options.codec is not None:
-        found += _layout_differences(path, manifest, request)
+    found += _layout_differences(path, manifest, request.options)
     advice = "Use the store's own, or another path."
     length, wanted = manifest.max_length, request.max_length
     if wanted is not None and (length is None or wanted < length) and not trim:
@@ -537,9 +554,10 @@ def _check_agrees(path: Path, manifest: Manifest, request: StoreRequest, *, trim
         )
 
 
-def _layout_differences(path: Path, manifest: Manifest, request: StoreRequest) -> list[str]:
-    """How the layout that is asked for by name differs from the store's."""
-    options = request.options
+def _layout_differences(path: Path, manifest: Manifest, options: StoreOptions) -> list[str]:
+    """How the layout that is asked for by name differs from the store's; none when no name is given."""
+    if options.layout == "zarr" and options.codec is None:
+        return []
     if options.layout != manifest.layout:
         return [f"layout: the store has {manifest.layout!r}, the buffer {options.layout!r}"]
     layouts = column_layouts(leaves_of(item_format_of(manifest)), manifest, path=path)
@@ -548,8 +566,11 @@ def _layout_differences(path: Path, manifest: Manifest, request: StoreRequest) -
         wanted = codec_json(
             options.layout, options.codec, level=options.level, inner_rows=options.inner_rows, layouts=layouts
         )
-    has = _without_inner_rows(manifest.codec)
-    return [] if has == _without_inner_rows(wanted) else [f"codec: the store has {has}, the buffer {wanted}"]
+    if _without_inner_rows(manifest.codec) == _without_inner_rows(wanted):
+        return []
+    has, asked = codec_name(manifest.codec), codec_name(wanted)
+    level = ", at another level" if has == asked else ""
+    return [f"codec: the store has {has}, the buffer {asked}{level}"]
 
 
 def _without_inner_rows(codec: dict[str, Any] | None) -> dict[str, Any] | None:

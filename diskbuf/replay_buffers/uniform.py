@@ -34,6 +34,7 @@ from diskbuf.replay_buffers.opening import (
     open_remote,
     place_of,
 )
+from diskbuf.store.chunk_formats.codecs import codec_name
 from diskbuf.store.publishing import PublishOptions
 from diskbuf.store.reading import Store
 from diskbuf.store.remote import RemoteStore
@@ -142,6 +143,11 @@ class UniformReplayBuffer:
         if mode not in ("a", "w-"):
             raise OptionError(
                 f"mode must be 'a' (create or continue) or 'w-' (only create), got {mode!r}. To read, use diskbuf.open."
+            )
+        if publish_to is not None and path is None:
+            raise OptionError(
+                f"path must be given with publish_to, got None and {publish_to!r}: a temporary store goes with its "
+                "buffer, and nobody could publish more of it. Name a folder."
             )
         request = StoreRequest(
             kind=_KIND,
@@ -256,6 +262,17 @@ class UniformReplayBuffer:
     def next_id(self) -> int:
         """Id that the next step will get."""
         return self._opened().window()[1]
+
+    @property
+    def layout(self) -> str:
+        """How chunks that are full are stored, "zarr" or "arrow"."""
+        return self._opened().manifest.layout
+
+    @property
+    def codec(self) -> str | None:
+        """How they are compressed, by name; None for not at all."""
+        codec = self._opened().manifest.codec
+        return None if codec is None else codec_name(codec)
 
     def num_frames(self) -> int:
         """Returns how many steps of all lanes are in the window."""
@@ -501,6 +518,7 @@ class UniformReplayBuffer:
             count("num_parallel_calls", num_parallel_calls)
         ahead = None if read_ahead is None else count("read_ahead", read_ahead)
         if flag("single_deterministic_pass", single_deterministic_pass):
+            _check_pass_is_in_order(shuffle)
             if sequence_preprocess_fn is not None:
                 raise NotImplementedError(
                     "sequence_preprocess_fn is not supported with single_deterministic_pass. Use Dataset.map."
@@ -566,6 +584,7 @@ class UniformReplayBuffer:
         size, steps = _size_and_steps(sample_batch_size, num_steps)
         share = share_of(start, shard)
         if flag("single_deterministic_pass", single_deterministic_pass):
+            _check_pass_is_in_order(shuffle)
             return self._pass(self._pass_reader(size, steps, share, seed=seed, within_episodes=within_episodes))
         sampler = self._random_reader(steps, share, seed=seed, within_episodes=within_episodes, shuffle=shuffle)
         return self._samples(sampler, size, steps)
@@ -922,6 +941,11 @@ def _whole_ids(path: Path) -> tuple[int, int] | None:
         stacklevel=3,
     )
     return first_id, next_id
+
+
+def _check_pass_is_in_order(shuffle: Shuffle) -> None:
+    if shuffle != "exact":
+        raise OptionError(f"shuffle must be left out with single_deterministic_pass, got {shuffle!r}.")
 
 
 def _size_and_steps(sample_batch_size: Any, num_steps: Any) -> tuple[int | None, int | None]:

@@ -146,9 +146,9 @@ class LocalObjects(Objects):
         return os.stat(self.folder / name).st_size
 
     def version(self, name: str) -> str | None:
-        """Inode, time and size: a file that is replaced has another of these."""
+        """Inode, times and size: a file that is replaced, or written over, has another of these."""
         status = os.stat(self.folder / name)
-        return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
+        return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_size}"
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Writes a temporary file and renames it."""

@@ -547,10 +547,12 @@ class Store:
             return
         place = error.filename or str(error)
         raise StoreCorruptError(
-            f"chunk file {place} must be there for ids from {first_id}, but is missing. "
-            "Restore that file, or run diskbuf.repair.",
+            f"chunk file {place} must be there, because its ids are in the window, but is missing. "
+            f"{self._advice_for_chunks}",
             path=str(place),
         ) from error
+
+    _advice_for_chunks = "Restore that file, or run diskbuf.repair."
 
     def _look_whether_whole(self, low: int, high: int) -> None:
         """Notes which ids are attached all: their rows are then read without a look at each chunk.

@@ -139,6 +139,8 @@ class RemoteStore(Store):
             self.refresh()
         super()._check_was_evicted(first_id, error)
 
+    _advice_for_chunks = "Restore that object, or publish the store again."
+
     def _load_checksums(self) -> dict[tuple[str, int], Checksum]:
         name = f"{STATE_FOLDER}/{CHECKSUM_FILE}"
         try:

@@ -624,6 +624,8 @@ def _translated(error: Exception, place: str) -> Exception:
     """Our error for one of a client's, which is its cause. The only place where they are told apart."""
     kind, status = _kind(error), _status(error)
     got = type(error).__name__ if status is None else f"status {status}"
+    if isinstance(error, TypeError):  # names the option that isn't known, and not what it was
+        got = f"{got}: {' '.join(str(error).split()):.200}"
     if kind in ("ours", "beyond"):
         return error
     if kind == "missing":

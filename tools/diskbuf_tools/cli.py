@@ -126,7 +126,9 @@ def _facts(path: str) -> dict[str, Any]:
             "first_id": buffer.first_id,
             "next_id": buffer.next_id,
             "num_frames": int(buffer.num_frames()),
-            "disk_bytes": _disk_bytes(Path(path)),
+            "layout": buffer.layout,
+            "codec": buffer.codec,
+            "disk_bytes": None if isinstance(buffer.path, str) else _disk_bytes(buffer.path),
             "metadata": buffer.metadata,
             "data_spec": [
                 {"path": leaf_path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
@@ -161,8 +163,10 @@ def _as_text(facts: dict[str, Any]) -> str:
         f"  window    ids [{facts['first_id']}, {facts['next_id']}): {steps:,} steps a lane, {limit}",
         *_history_line(facts),
         f"  frames    {facts['num_frames']:,}",
-        f"  on disk   {facts['disk_bytes'] / 2**20:,.1f} MiB",
+        f"  layout    {facts['layout']}" + (f", {facts['codec']}" if facts["codec"] else ", not compressed"),
     ]
+    if facts["disk_bytes"] is not None:
+        lines.append(f"  on disk   {facts['disk_bytes'] / 2**20:,.1f} MiB")
     if facts["metadata"]:
         lines.append(f"  metadata  {json.dumps(facts['metadata'])}")
     lines.append("  spec")

@@ -340,3 +340,18 @@ def _unknown(codec: Any) -> OptionError:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def codec_name(codec: Mapping[str, Any] | None) -> str:
+    """What to call the codec of a manifest: the names of what compresses, "none" without one."""
+    if codec is None:
+        return "none"
+    if "compression" in codec:
+        return str(codec["compression"])
+    names = []
+    for part in codec.get("codecs", ()):
+        name, settings = part.get("name"), part.get("configuration") or {}
+        if name == BLOSC and settings.get("cname") == "lz4":
+            name = "lz4"
+        names += [] if name == BYTES else [str(name)]
+    return " ".join(names) or BYTES
