@@ -7,6 +7,7 @@ import mmap
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 STATE_FOLDER = ".diskbuf"
 """Folder inside a store for what the processes that have it open share."""
@@ -105,6 +106,17 @@ def chunks_of(first_id: int, next_id: int, chunk_rows: int) -> range:
     """The chunks of `chunk_rows` ids that hold ids of [first_id, next_id); none when there are no ids."""
     stop = -(-next_id // chunk_rows)
     return range(first_id // chunk_rows if first_id < next_id else stop, stop)
+
+
+def chunks_with(ids: NDArray[np.int64], chunk_rows: int) -> list[int]:
+    """The chunks of `chunk_rows` ids that hold some ids, [*K] in any order; ascending."""
+    if not ids.size:
+        return []
+    first, last = int(ids.min()) // chunk_rows, int(ids.max()) // chunk_rows
+    if last - first <= 1:  # as it is where rows are read in order, and sorting takes long
+        return list(range(first, last + 1))
+    found: list[int] = np.unique(ids // chunk_rows).tolist()
+    return found
 
 
 def chunk_file_name(chunk: int, axes: int) -> str:

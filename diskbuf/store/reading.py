@@ -25,7 +25,7 @@ from diskbuf.store.columns import Column, FileColumn, MappedColumn, OpenedChunk,
 from diskbuf.store.header import EPOCH, FLOOR, NEXT, STORES_IN_ORDER, Extent, LiveHeader
 from diskbuf.store.journal import JournalColumn, journal_of_store, read_journal
 from diskbuf.store.journaled_column import JournaledColumn
-from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, ring_slots
+from diskbuf.store.layout import HEADER_FILE, STATE_FOLDER, ColumnLayout, Leaf, chunks_with, ring_slots
 from diskbuf.store.manifest import Manifest, read_manifest
 from diskbuf.store.mapped_view import ATTACHED_TO, DETACH_AT, DETACHED_TO, LIMITS, VIEW, MappedRows, MappedView
 from diskbuf.store.objects import FallbackObjects, LocalObjects, Objects
@@ -513,7 +513,7 @@ class Store:
             return None  # another thread has looked at everything anew
         ids = first_id + rows // self.manifest.batch_size
         try:
-            residents.ask(self._chunks_of(np.unique(ids)), is_passing_by=self._is_passing_by)
+            residents.ask(self._chunks_of(ids), is_passing_by=self._is_passing_by)
             found = [
                 residents.take(number, ids, rows + column.offset(first_id), is_passing_by=self._is_passing_by)
                 for number, column in enumerate(columns)
@@ -531,7 +531,7 @@ class Store:
 
     def _chunks_of(self, ids: NDArray[np.int64]) -> list[tuple[int, int]]:
         """The chunks, (column, chunk) each, that hold ids; those of the first ids first."""
-        by_rows = {rows: np.unique(ids // rows).tolist() for rows in {c.layout.chunk_rows for c in self.columns}}
+        by_rows = {rows: chunks_with(ids, rows) for rows in {c.layout.chunk_rows for c in self.columns}}
         pairs = [
             (chunk * column.layout.chunk_rows, number, chunk)
             for number, column in enumerate(self.columns)
@@ -641,7 +641,8 @@ class Store:
         """
         residents = self._residents  # another thread may look at everything anew
         if residents is not None:
-            residents.ask(self._chunks_of(first_id + np.unique(rows // self.manifest.batch_size)))
+            ids = first_id + rows // self.manifest.batch_size
+            residents.ask(self._chunks_of(ids), is_passing_by=self._is_passing_by)
             return
         for column in self.columns:
             if self.cold_reads.is_crowded:

@@ -20,6 +20,7 @@ from diskbuf.errors import ClosedError
 from diskbuf.store.chunk_cache import DiskCache
 from diskbuf.store.chunk_source import ChunkSource, close_all
 from diskbuf.store.columns import Column, OpenedChunk, aligned_empty
+from diskbuf.store.layout import chunks_with
 
 _WORKERS = 8
 _Loaded = dict[int, OpenedChunk]
@@ -101,8 +102,7 @@ class Residents:
         layout = self._columns[number].layout
         if not layout.row_bytes:
             return aligned_empty((*rows.shape, *layout.shape), layout.dtype)
-        of_row = ids // layout.chunk_rows
-        chunks = np.unique(of_row).tolist()
+        chunks = chunks_with(ids, layout.chunk_rows)
         if is_passing_by and len(chunks) == 1 and self._goes_on(number, chunks[0]):
             (chunk,) = chunks
             first_id = chunk * layout.chunk_rows
@@ -116,6 +116,7 @@ class Residents:
             with self.hold(number, waves[0]):
                 return self._columns[number].take(rows)
         out = aligned_empty((*rows.shape, *layout.shape), layout.dtype)
+        of_row = ids // layout.chunk_rows
         for wave in waves:
             is_in = (of_row >= wave[0]) & (of_row <= wave[-1])
             with self.hold(number, wave):
