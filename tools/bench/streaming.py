@@ -1,5 +1,8 @@
 """Measures reading a store from a web server that takes 20 ms for each answer, beside plain range requests to it.
 
+Once as fast as this machine sends bytes to itself, where copying them once more already shows, and once at the pace of
+a network of 2.4 Gbit/s.
+
 The server holds the store's files in memory, in a process of its own; the client is fsspec's, the same for both.
 """
 
@@ -7,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import math
 import multiprocessing
 import re
 import socket
@@ -23,8 +27,10 @@ import diskbuf
 from diskbuf import ReadOptions, StoreOptions
 
 _DELAY_SECONDS = 0.02
+_PACE_BYTES_PER_SECOND = 300e6
 _PART_BYTES = 4 * 2**20
 _REQUESTS = 16
+_PIECE_BYTES = 2**18
 _ROUND_TRIPS = Unit(label="round trips")
 
 
@@ -48,7 +54,11 @@ def measure_streaming(folder: Path, size: Size) -> list[Record]:
     """A pass and random batches through a store at a URL, and the time to the first batch."""
     frames = frames_like_games(size.frames)
     write_frames(folder / "steps.zarr", frames, StoreOptions())
-    with _served(folder, _DELAY_SECONDS) as url, _served(folder, 0.0) as near_url:
+    with (
+        _served(folder, _DELAY_SECONDS) as url,
+        _served(folder, 0.0) as near_url,
+        _served(folder, _DELAY_SECONDS, pace=_PACE_BYTES_PER_SECOND) as paced_url,
+    ):
         store = f"{url}/steps.zarr"
         figures = interleave(
             {
@@ -58,6 +68,14 @@ def measure_streaming(folder: Path, size: Size) -> list[Record]:
                 "resident": functools.partial(_resident_rate, store, frames.nbytes),
             },
             rounds=size.rounds,
+        )
+        paced = interleave(
+            {
+                "plain": functools.partial(_plain_rate, folder, paced_url),
+                "pass": functools.partial(_pass_rate, f"{paced_url}/steps.zarr", frames.nbytes),
+                "resident": functools.partial(_resident_rate, f"{paced_url}/steps.zarr", frames.nbytes),
+            },
+            rounds=max(2, size.rounds // 2),
         )
         first = interleave(
             {"far": functools.partial(_first_seconds, store), "near": lambda: _first_seconds(f"{near_url}/steps.zarr")},
@@ -80,6 +98,18 @@ def measure_streaming(folder: Path, size: Size) -> list[Record]:
             target=Target(at_least=0.8) if name == "pass" else None,
         )
         for name, what in whats.items()
+    ]
+    records += [
+        against(
+            f"streaming_paced_{name}",
+            f"{whats[name]}, 300 MB/s",
+            ours=paced[name],
+            peer="16 range requests at once",
+            peer_figures=paced["plain"],
+            unit=GIGABYTES_PER_SECOND,
+            target=Target(at_least=0.8),
+        )
+        for name in ("pass", "resident")
     ]
     what = "from the manifest to the first batch, over the same without the delay"
     return [
@@ -147,11 +177,11 @@ def _first_seconds(url: str) -> float:
 
 
 @contextlib.contextmanager
-def _served(folder: Path, delay_seconds: float) -> Iterator[str]:
-    """Serves the files of a folder as they are now; yields the URL."""
+def _served(folder: Path, delay_seconds: float, *, pace: float = math.inf) -> Iterator[str]:
+    """Serves the files of a folder as they are now, so many bytes a second in all; yields the URL."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    server = context.Process(target=_serve, args=(folder, delay_seconds, there), daemon=True)
+    server = context.Process(target=_serve, args=(folder, delay_seconds, pace, there), daemon=True)
     server.start()
     try:
         yield f"http://127.0.0.1:{here.recv()}"
@@ -160,12 +190,12 @@ def _served(folder: Path, delay_seconds: float) -> Iterator[str]:
         server.join()
 
 
-def _serve(folder: Path, delay_seconds: float, told: Connection) -> None:
+def _serve(folder: Path, delay_seconds: float, pace: float, told: Connection) -> None:
     held = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     async def run() -> None:
         server = await asyncio.start_server(
-            functools.partial(_answer, held, delay_seconds), "127.0.0.1", 0, limit=2**20
+            functools.partial(_answer, held, delay_seconds, _Pace(pace)), "127.0.0.1", 0, limit=2**20
         )
         told.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
@@ -173,8 +203,25 @@ def _serve(folder: Path, delay_seconds: float, told: Connection) -> None:
     asyncio.run(run())
 
 
+class _Pace:
+    """A line that so many bytes a second go through, one answer's after the other's."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._free_at = 0.0
+
+    async def take(self, count: int) -> None:
+        """Waits until as many bytes have gone through."""
+        self._free_at = max(self._free_at, time.monotonic()) + count / self._bytes_per_second
+        await asyncio.sleep(self._free_at - time.monotonic())
+
+
 async def _answer(
-    held: dict[str, bytes], delay_seconds: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    held: dict[str, bytes],
+    delay_seconds: float,
+    pace: _Pace,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -190,5 +237,7 @@ async def _answer(
                 status, extra = "206 Partial Content", f"Content-Range: bytes {start}-{stop - 1}/{len(body)}\r\n"
                 body = memoryview(body)[start:stop]
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{extra}\r\n".encode())
-            writer.write(body)
+            for start in range(0, len(body), _PIECE_BYTES):
+                await pace.take(len(body[start : start + _PIECE_BYTES]))
+                writer.write(body[start : start + _PIECE_BYTES])
             await writer.drain()
