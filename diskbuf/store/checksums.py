@@ -93,6 +93,17 @@ class ChecksumTable:
             self.entries = {key: self.entries[key] for key in kept}
             self._is_changed = True
 
+    def forget_tails(self, folders: Mapping[str, int]) -> None:
+        """Forgets what covers fewer rows than a chunk has.
+
+        Args:
+            folders: The rows of a chunk in each folder.
+        """
+        tails = [key for key, entry in self.entries.items() if entry.rows < folders.get(key[0], 0)]
+        for key in tails:
+            del self.entries[key]
+            self._is_changed = True
+
     def save(self, *, sync: bool) -> None:
         """Writes the table when it has changed.
 

@@ -1,6 +1,7 @@
 """File system calls that the store's durability rests on, one place for each: sync, replace, remove."""
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def has_data(path: Path) -> bool:
             if piece.count(0) < len(piece):
                 return True
     return False
+
+
+def make_folders(path: Path, *, sync: bool) -> None:
+    """Makes a folder and those around it that are missing.
+
+    Args:
+        path: The folder.
+        sync: Whether their names are on the disk when this returns.
+    """
+    missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for made in missing if sync else ():
+        sync_folder(made.parent)
 
 
 def sync_folder(path: Path) -> None:

@@ -153,7 +153,7 @@ class LocalObjects(Objects):
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Writes a temporary file and renames it."""
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folders(path.parent, sync=self._sync)
         files.replace_file(path, data, sync=self._sync)
 
     def delete(self, name: str) -> None:

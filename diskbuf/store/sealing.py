@@ -173,7 +173,7 @@ class Sealer(SealedFiles):
             return None
         data = self._format.encode(group, chunk, raw)
         path = self.object_path(group, chunk)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folders(path.parent, sync=self._sync)
         files.replace_file(path, data, sync=self._sync)
         first_id = chunk * self.rows_of(group)
         self._pass_by(group, chunk, rows)
@@ -240,7 +240,7 @@ class Sealer(SealedFiles):
         """Makes the raw file of a chunk of a column from an open one."""
         layout = self._format.layouts[number]
         path = self.raw_path(layout, chunk)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folders(path.parent, sync=self._sync)
         data = files.read_at(descriptor, layout.chunk_bytes, offset, path=path)
         files.replace_file(path, data, sync=self._sync)
 

@@ -40,7 +40,7 @@ from diskbuf.store.manifest import Manifest, ZarrMetadata, read_manifest
 from diskbuf.store.objects import Objects
 from diskbuf.store.quarantine import move_to_quarantine, quarantine_of, quarantined_bytes
 from diskbuf.store.reading import EVERY_ID, Store, column_layouts, stored_extent
-from diskbuf.store.sealing import Sealer
+from diskbuf.store.sealing import SealedFiles, Sealer
 
 if TYPE_CHECKING:
     from diskbuf.store.publishing import Publisher
@@ -68,10 +68,7 @@ def lock_store(path: Path, *, is_taken: bool = True) -> WriterLock:
         OSError: When the folder or the lock file can't be made, or what the journal has can't be written.
     """
     folder = path / STATE_FOLDER
-    missing = list(itertools.takewhile(lambda parent: not parent.exists(), (folder, *folder.parents)))
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        files.sync_folder(made.parent)
+    files.make_folders(folder, sync=True)
     lock = WriterLock(path / STATE_FOLDER / LOCK_FILE, store=str(path), is_taken=is_taken)
     try:
         settle(path)
@@ -100,10 +97,9 @@ def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync
     metadata = ZarrMetadata(path, chunk_format.documents())
     metadata.create(sync=sync)
     for layout in layouts:
-        folder = path / layout.raw_folder
-        folder.mkdir(parents=True, exist_ok=True)
-        if sync and layout.is_sealed:
-            files.sync_folder(folder.parent)
+        files.make_folders(path / layout.raw_folder, sync=sync)
+    for folder in SealedFiles(path, chunk_format).folders:
+        files.make_folders(path / folder, sync=sync)
     if sync:  # all names before the manifest's, with which it is a store that others go on with
         files.sync_folder(path)
         files.sync_folder(path.parent)
@@ -247,7 +243,7 @@ class WritableStore(Store):
         if self._residents is None:
             return
         for column in self.columns:  # of a closed store they are empty, and a copy may have left them out
-            column.folder.mkdir(parents=True, exist_ok=True)
+            files.make_folders(column.folder, sync=self._is_durable)
         self._sealer = Sealer(
             self._folder,
             self._residents.source.chunk_format,
@@ -266,6 +262,8 @@ class WritableStore(Store):
             warnings.warn(f"{error} The checksums are made anew.", RuntimeWarning, stacklevel=6)
             table = ChecksumTable(path)
         table.keep(self._folders, self._oldest_id(self._static[0]), next_id)
+        if self._sealer is not None:  # the objects of tails will be replaced by those of more rows
+            table.forget_tails(self._folders)
         table.save(sync=self._is_durable)
         return table
 
