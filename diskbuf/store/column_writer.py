@@ -34,8 +34,8 @@ class ColumnWriter:
         self._is_hot = False
         self._can_reserve = True
         self._has_space = False
-        self._has_new_names = False
         self.dirty = set(self._column.layout.chunks(min(unsynced_from, next_id), next_id))
+        self._has_new_names = bool(self.dirty)  # as the run before may have been killed before it synced the folder
 
     @property
     def _column(self) -> Column:
