@@ -129,7 +129,7 @@ def copy(
     """
     started = time.monotonic()
     asked = _Asked(codec=codec, layout=layout, level=level, chunk_bytes=chunk_bytes, inner_rows=inner_rows)
-    from_place, to_place = place_of(source), place_of(destination)
+    from_place, to_place = place_of(source), _new_place(destination)
     _check_apart(from_place, to_place)
     if not isinstance(verify, bool):
         raise OptionError(f"verify must be True or False, got {verify!r}.")
@@ -212,6 +212,12 @@ class _Asked:
         if is_same and self.chunk_bytes is None and self.inner_rows is None:
             return copied
         return made
+
+
+def _new_place(path: str | os.PathLike[str]) -> Path | str:
+    """Where a copy goes; a URL of this machine is a folder, though there is no store yet that would tell."""
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    return place_of(text.removeprefix("file://") if isinstance(text, str) else text)
 
 
 def _refitted(codec: dict[str, Any], chunk_rows: Mapping[str, int]) -> dict[str, Any]:

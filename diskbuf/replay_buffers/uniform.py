@@ -612,7 +612,13 @@ class UniformReplayBuffer:
         return _Elements(read)
 
     def _random_reader(
-        self, steps: int | None, share: plan.Share, *, seed: Any, within_episodes: bool | str, shuffle: Shuffle
+        self,
+        steps: int | None,
+        share: plan.Share,
+        *,
+        seed: Any,
+        within_episodes: bool | str,
+        shuffle: Shuffle = "exact",
     ) -> Sampler:
         if shuffle not in get_args(Shuffle):
             raise OptionError(f"shuffle must be one of {', '.join(map(repr, get_args(Shuffle)))}, got {shuffle!r}.")
