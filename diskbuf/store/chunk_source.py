@@ -5,7 +5,7 @@ import hashlib
 import mmap
 import os
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -317,11 +317,3 @@ def cache_folder(options: ReadOptions) -> Path:
 def _quoted(file_path: str) -> str:
     """A column's path as one file name."""
     return urllib.parse.quote(file_path, safe="")
-
-
-def each_group(chunk_format: ChunkFormat, columns: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yields (group, its columns among those given)."""
-    for group, numbers in enumerate(chunk_format.groups):
-        wanted = [number for number in numbers if number in columns]
-        if wanted:
-            yield group, wanted
