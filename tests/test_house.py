@@ -26,20 +26,27 @@ FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
     {"plan", "resident_plan", "row_rules", "store"},
     {
+        "comparing",
         "copying",
         "episode_ends",
         "episode_index",
         "episode_table",
+        "exchange",
+        "inspection",
         "kept_settings",
         "maintenance",
+        "merging",
         "readers",
         "replay_buffers",
+        "scanning",
+        "statistics",
+        "upkeep",
     },
     {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},
     {"training"},
 )
 # Slow to import, optional, or both: imported where they are used.
-HEAVY = {"gymnasium", "keras", "matplotlib", "pandas", "ray", "tensorflow", "torch", "zarr"}
+HEAVY = {"gymnasium", "h5py", "keras", "matplotlib", "minari", "pandas", "ray", "tensorflow", "torch", "zarr"}
 # A store holds no pickles and runs no code; an assert disappears under -O.
 FORBIDDEN_IMPORTS = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
 FORBIDDEN_CALLS = {"eval", "exec"}

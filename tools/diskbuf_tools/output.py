@@ -1,0 +1,210 @@
+"""What the verbs print with: tables, JSON and CSV, progress and questions."""
+
+import contextlib
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from diskbuf.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import ProgressColumn
+
+_PIPED_WIDTH = 100_000
+"""Nothing is cut where no terminal sets a width."""
+
+Form = Literal["table", "json", "csv"]
+Progress = Callable[[int, int], object]
+
+
+def form(*, as_json: bool, as_csv: bool = False) -> Form:
+    """Which form was asked for.
+
+    Raises:
+        OptionError: When both were.
+    """
+    if as_json and as_csv:
+        raise OptionError("--json and --csv must not be given together. Choose one.")
+    return "json" if as_json else "csv" if as_csv else "table"
+
+
+def console() -> "Console":
+    """Standard output as rich prints to it: in colour on a terminal, plain and never cut elsewhere."""
+    from rich.console import Console
+
+    is_terminal = sys.stdout.isatty()
+    return Console(width=None if is_terminal else _PIPED_WIDTH, highlight=False, soft_wrap=not is_terminal)
+
+
+def print_json(value: object) -> None:
+    """Prints one JSON document. NaN and the infinities, which JSON lacks, become strings; arrays become lists."""
+    print(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if hasattr(value, "tolist"):  # NumPy's arrays and scalars
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def print_rows(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    form: Form,
+    formats: Mapping[str, Callable[[Any], str]] | None = None,
+) -> None:
+    """Prints rows: a table, a JSON array of objects, or CSV.
+
+    Args:
+        rows: A mapping each.
+        columns: Names of the columns, in order; those of the rows that aren't named are left out.
+        form: Which of the three.
+        formats: How values of a column are written in a table; others are written as `text` writes them.
+    """
+    if form == "json":
+        print_json([{name: row.get(name) for name in columns} for row in rows])
+    elif form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow([_cell(row.get(name)) for name in columns])
+    else:
+        _print_table([[_shown(row.get(name), (formats or {}).get(name)) for name in columns] for row in rows], columns)
+
+
+def _cell(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return json.dumps(_plain(value)) if isinstance(value, list | tuple | dict) else "" if value is None else value
+
+
+def _shown(value: Any, write: Callable[[Any], str] | None) -> tuple[str, bool]:
+    is_number = isinstance(value, int | float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)
+    return (text(value) if write is None or value is None else write(value)), is_number
+
+
+def _print_table(cells: Sequence[Sequence[tuple[str, bool]]], columns: Sequence[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        is_numeric = bool(cells) and all(row[number][1] or not row[number][0] for row in cells)
+        table.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(entry) for entry, _ in row))
+    _print_without_trailing_spaces(table)
+
+
+def print_facts(facts: Iterable[tuple[str, str]], *, title: str | None = None) -> None:
+    """Prints names and values, a pair a line, below a title."""
+    pairs = list(facts)
+    width = max((len(name) for name, _ in pairs), default=0)
+    if title is not None:
+        print(title)
+    for name, value in pairs:
+        print(f"  {name:{width}}  {value}".rstrip())
+
+
+def _print_without_trailing_spaces(renderable: Any) -> None:
+    out = console()
+    if out.is_terminal:
+        out.print(renderable)
+        return
+    with out.capture() as captured:
+        out.print(renderable)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def text(value: Any) -> str:
+    """A value as tables show it: thousands separated, floats to six digits."""
+    if value is None:
+        return ""
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    return str(value)
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes in the unit that suits it."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count:,} B" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+@contextlib.contextmanager
+def progress(label: str, *, unit: Literal["bytes", "steps", "files"] = "bytes") -> Iterator[Progress]:
+    """Shows how far long work is, with rate and time left, on a terminal; elsewhere it is quiet.
+
+    Yields:
+        What is called with how much is done and how much there is in all.
+    """
+    if not sys.stderr.isatty():
+        yield _nothing
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    rate = (
+        [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+        if unit == "bytes"
+        else [bars.MofNCompleteColumn(), _rate_column(unit)]
+    )
+    columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), *rate, bars.TimeRemainingColumn()]
+    shown = bars.Progress(*columns, console=Console(stderr=True))
+    with shown:
+        task = shown.add_task(label, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def _rate_column(unit: str) -> "ProgressColumn":
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    class RateColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text("" if task.speed is None else f"{task.speed:,.0f} {unit}/s")
+
+    return RateColumn()
+
+
+def _nothing(done: int, total: int) -> None:
+    del done, total
+
+
+def confirm(question: str, *, is_confirmed: bool) -> None:
+    """Asks before something is destroyed.
+
+    Raises:
+        OptionError: When the answer is no, or there is nobody to ask.
+    """
+    if is_confirmed:
+        return
+    if not sys.stdin.isatty():
+        raise OptionError(f"{question} Add --yes to say so where nobody can be asked.")
+    import typer
+
+    if not typer.confirm(question, err=True):
+        raise typer.Exit(1)
