@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.Abort:
         return _fail("stopped; nothing was done.", 1)
     except typer.TyperException as error:
+        if not error.format_message():  # no word at all: the help was shown
+            return error.exit_code
         where = getattr(getattr(error, "ctx", None), "command_path", "diskbuf")
         return _fail(f"{_one_line(error.format_message()).rstrip('.')}. See {where} --help.", error.exit_code)
     except diskbuf.OptionError as error:
@@ -71,7 +73,7 @@ def _tell_version(is_asked: bool) -> None:
 
 
 def _diskbuf(
-    version: Annotated[  # noqa: ARG001  its callback does it
+    version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Print the version.")
     ] = False,
 ) -> None:
