@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from diskbuf import specs
 from diskbuf.errors import OptionError, SpecError, StoreFormatError
 from diskbuf.specs import ArraySpec
-from diskbuf.trajectories import StepType, Trajectory
+from diskbuf.trajectories import PolicyStep, StepType, Trajectory, time_step_spec, trajectory_spec
 from diskbuf.tree import Structure
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Episode:
     Attributes:
         observations: Nest of [T + 1, *shape] arrays, the final observation included; [T, *shape] where `is_open`.
         actions: Nest of [T, *shape] arrays.
-        rewards: [T] float32, for these actions.
+        rewards: [T] numbers, for these actions.
         terminated: Whether the last action ended it.
         truncated: Whether it was cut off after the last action.
         discounts: [T] float32; None for 1, and 0 for the last where it terminated.
@@ -77,7 +77,7 @@ class Episode:
         """Whether it had not ended when the data did."""
         return not (self.terminated or self.truncated)
 
-    def rows(self) -> Trajectory:
+    def rows(self, reward_dtype: DTypeLike = np.float32) -> Trajectory:
         """Its rows, leaves [T + 1, *shape]; see `trajectories_of_episode`."""
         return trajectories_of_episode(
             self.observations,
@@ -87,6 +87,7 @@ class Episode:
             truncated=self.truncated,
             discounts=self.discounts,
             policy_info=self.policy_info,
+            reward_dtype=reward_dtype,
         )
 
 
@@ -99,6 +100,7 @@ def trajectories_of_episode(
     truncated: bool,
     discounts: NDArray[Any] | None = None,
     policy_info: Any = (),
+    reward_dtype: DTypeLike = np.float32,
 ) -> Trajectory:
     """Returns the rows of one episode, as a driver would have collected them.
 
@@ -118,11 +120,12 @@ def trajectories_of_episode(
         observations: Nest of [T + 1, *shape] arrays, the final observation included. Of an episode that hasn't ended
             [T, *shape], because the observation behind its last action is in no row yet.
         actions: Nest of [T, *shape] arrays, T at least 1.
-        rewards: [T] numbers, rounded to float32, as those of an environment are.
+        rewards: [T] numbers, rounded to `reward_dtype`.
         terminated: Whether the last action ended the episode.
         truncated: Whether it was cut off after the last action. Where both are, it terminated.
         discounts: [T] numbers, rounded to float32; None for 1, and 0 for the last where it terminated.
         policy_info: Nest of [T, *shape] arrays.
+        reward_dtype: Of the rewards; float32 is what an environment's are.
 
     Returns:
         Leaves [T + 1, *shape], those of an episode that hasn't ended [T, *shape]. Observations aren't copied.
@@ -145,7 +148,7 @@ def trajectories_of_episode(
     step_type = np.full(rows, StepType.MID, np.int32)
     next_step_type = np.full(rows, StepType.MID, np.int32)
     step_type[0] = StepType.FIRST
-    reward = np.zeros(rows, np.float32)
+    reward = np.zeros(rows, reward_dtype)
     reward[:steps] = given
     discount = np.ones(rows, np.float32)
     if discounts is not None:
@@ -396,6 +399,7 @@ class EpisodeSource(Source):
         observation_spec: Nest of ArraySpec.
         action_spec: Nest of ArraySpec.
         policy_info_spec: Nest of ArraySpec, () for none.
+        reward_spec: Of the rewards, whose dtype is kept; float32 where a source doesn't say.
         num_steps: How many actions there are in all, None where that isn't known.
         unmapped: What is in the source and would be left out, by name, and what it is; an import refuses unless the
             caller drops these by name.
@@ -404,8 +408,15 @@ class EpisodeSource(Source):
     observation_spec: Any
     action_spec: Any
     policy_info_spec: Any = ()
+    reward_spec: ArraySpec = ArraySpec((), np.float32, name="reward")
     num_steps: int | None = None
     unmapped: Mapping[str, str] = {}
+
+    @property
+    def data_spec(self) -> Trajectory:
+        """The spec of the rows."""
+        steps = time_step_spec(self.observation_spec)._replace(reward=self.reward_spec)
+        return trajectory_spec(steps, PolicyStep(self.action_spec, (), self.policy_info_spec))
 
     @abc.abstractmethod
     def episodes(self) -> Iterator[Episode]:
