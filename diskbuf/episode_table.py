@@ -1,6 +1,6 @@
 """The episodes of a buffer as a table: where they are, how long, what they earned and how they ended."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -71,14 +71,51 @@ def episodes(buffer: "UniformReplayBuffer", *, ends: str | None = None, reward: 
         ClosedError: After the buffer's `close`.
     """
     store = buffer._opened()
+    columns = _columns(store, ends, reward)
+    pieces = None
+    for pieces in _summaries(store, columns):  # noqa: B007  # the last one has them all
+        pass
+    return (pieces or _nothing(store, columns)).table()
+
+
+def episode_blocks(
+    buffer: "UniformReplayBuffer", *, ends: str | None = None, reward: str | None = None
+) -> Iterator["pa.Table"]:
+    """As `episodes`, a table after the other as episodes end, so that memory doesn't grow with their number.
+
+    Args:
+        buffer: A buffer, open for reading or writing.
+        ends: As for `episodes`.
+        reward: As for `episodes`.
+
+    Yields:
+        Tables as `episodes` returns them, some of them without a row. Each is by first id and lane, but a table may hold
+        episodes that begin before those of the one before it. What is overwritten after it was given isn't taken back.
+
+    Raises:
+        SpecError: When nothing says where episodes end, or a named leaf isn't there or of no use.
+        StoreCorruptError: When a chunk file is missing, short or has rotten.
+        ClosedError: After the buffer's `close`.
+    """
+    store = buffer._opened()
+    return _blocks(store, _columns(store, ends, reward))
+
+
+def _blocks(store: Store, columns: "_Columns") -> Iterator["pa.Table"]:
+    pieces = None
+    for pieces in _summaries(store, columns):
+        yield pieces.take_ended()
+    yield (pieces or _nothing(store, columns)).table()
+
+
+def _columns(store: Store, ends: str | None, reward: str | None) -> "_Columns":
     layouts = [column.layout for column in store.columns]
     rule = end_rule(layouts, ends)
-    columns = _Columns(
+    return _Columns(
         rule=rule,
         reward=_reward(layouts, rule, reward),
         discount=_scalar(layouts, f"{rule.folder}discount"),
     )
-    return _read(store, columns)
 
 
 class _Columns(NamedTuple):
@@ -89,7 +126,12 @@ class _Columns(NamedTuple):
     discount: int | None
 
 
-def _read(store: Store, columns: _Columns) -> "pa.Table":
+def _nothing(store: Store, columns: _Columns) -> "_Summary":
+    return _Summary(columns, 0, lanes=store.manifest.batch_size, runs=store.runs)
+
+
+def _summaries(store: Store, columns: _Columns) -> Iterator["_Summary"]:
+    """Yields the summary after each block of rows; another one where what came before has been overwritten."""
     first_id, next_id = store.window()
     runs = store.runs
     lanes = store.manifest.batch_size
@@ -104,8 +146,8 @@ def _read(store: Store, columns: _Columns) -> "pa.Table":
             pieces = _Summary(columns, begin, lanes=lanes, runs=runs)
         if rows is not None:
             pieces.add(rows)
+            yield pieces
         first_id = begin if rows is None else stop
-    return pieces.table()
 
 
 class _Summary:
@@ -223,10 +265,13 @@ class _Summary:
         kept = last >= first
         self._found.append(tuple(column[kept] for column in (lane, first, last, returns, end, is_whole)))
 
+    def take_ended(self) -> "pa.Table":
+        """Returns the pieces that have ended, and forgets them."""
+        found, self._found = self._found, []
+        return self._as_table(found)
+
     def table(self) -> "pa.Table":
         """Returns what was found, the pieces that go on included."""
-        import pyarrow as pa
-
         if self._latest is not None and self._step is not None:
             last = self._next_id - 1 - self._columns.rule.is_boundary(self._latest)[:, 0]
             self._take(
@@ -238,9 +283,14 @@ class _Summary:
                 [column[:, 0] for column in self._step],
                 otherwise=_BROKEN if self._next_id in self._runs else _OPEN,
             )
+        return self._as_table(self._found)
+
+    def _as_table(self, found: Sequence[tuple[NDArray[Any], ...]]) -> "pa.Table":
+        import pyarrow as pa
+
         types = (np.int64, np.int64, np.int64, np.float64, np.int8, np.bool)
         none = tuple(np.empty(0, dtype) for dtype in types)
-        lane, first, last, returns, end, is_whole = map(np.concatenate, zip(none, *self._found, strict=True))
+        lane, first, last, returns, end, is_whole = map(np.concatenate, zip(none, *found, strict=True))
         order = np.lexsort((lane, first))
         ends = pa.DictionaryArray.from_arrays(pa.array(end[order], mask=end[order] == _UNKNOWN), pa.array(_ENDS))
         has_return = self._columns.reward is not None

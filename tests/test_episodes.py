@@ -657,6 +657,20 @@ def test_the_table_is_that_of_plain_loops(
 
 
 @pytest.mark.usefixtures("blocks")
+@given(st.data(), stores())
+def test_the_tables_as_episodes_end_are_together_the_whole_table(
+    data: st.DataObject, made: tuple[dict[str, np.ndarray], tuple[int, ...]]
+) -> None:
+    columns, runs = made
+    store = PlainStore(columns, runs)
+    store.first_id, store.next_id = data.draw(windows(store.next_id))
+    buffer: Any = PlainBuffer(store)
+    tables = list(episode_table.episode_blocks(buffer, ends=ends_of(columns)))
+    whole = table_of(store, ends=ends_of(columns))
+    assert pa.concat_tables(tables).sort_by([("first_id", "ascending"), ("lane", "ascending")]) == whole
+
+
+@pytest.mark.usefixtures("blocks")
 def test_the_table_is_that_of_what_was_left_when_it_was_read() -> None:
     store = PlainStore(steps_of((3, 5), 100))
     store.intact_from = 33
