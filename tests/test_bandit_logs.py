@@ -655,7 +655,8 @@ def test_the_same_rows_are_not_added_twice_unless_asked(tmp_path: Path) -> None:
 KILLED = """
     import os, signal, sys
     import pyarrow as pa, pyarrow.parquet
-    from diskbuf.bandits.logs import importing, staging, import_log, join_rewards
+    from diskbuf.bandits.logs import importing, import_log, join_rewards
+    from diskbuf.store import staging
     from test_bandit_logs import COLUMNS
     where, path, source = sys.argv[1:]
     def die(*args, **kwargs):
@@ -1068,7 +1069,8 @@ def test_a_join_that_is_killed_leaves_the_old_store_and_can_be_repeated(tmp_path
     path = decisions(tmp_path, [3, 4])
     code = """
         import os, signal, sys
-        from diskbuf.bandits.logs import staging, join_rewards
+        from diskbuf.bandits.logs import join_rewards
+        from diskbuf.store import staging
         staging.Staging.swap_into_place = lambda self: os.kill(os.getpid(), signal.SIGKILL)
         join_rewards(sys.argv[1], {3: 1.0})
     """

@@ -20,7 +20,7 @@ from diskbuf.bandits.logs.opening import Format, parts_of
 from diskbuf.bandits.logs.record import LogRecord
 from diskbuf.bandits.logs.report import ImportReport, Tally
 from diskbuf.bandits.logs.sources import UNREADABLE, ArrowPart, Block, Malformed, Part, RetryError, TextPart
-from diskbuf.bandits.logs.staging import StagedRows, Staging, checksum_on, digest_of
+from diskbuf.bandits.logs.staging import StagedRows, checksum_on, digest_of
 from diskbuf.bandits.logs.times import TimeUnit, text_of_moment
 from diskbuf.bandits.logs.vowpal_wabbit import ACTION, PROPENSITY, REWARD, VowpalWabbitPart
 from diskbuf.errors import OptionError, SpecError, StoreExistsError, StoreMismatchError
@@ -30,6 +30,7 @@ from diskbuf.replay_buffers.opening import local_path
 from diskbuf.replay_buffers.uniform import UniformReplayBuffer, flag
 from diskbuf.replay_buffers.uniform import open as open_buffer
 from diskbuf.specs import ArraySpec, BoundedArraySpec
+from diskbuf.store.staging import Staging
 from diskbuf.trajectories import StepType, Trajectory
 
 Order = Literal["check", "sort", "as_is"]

@@ -18,7 +18,6 @@ from diskbuf.bandits.logs.converting import Fault, keys_of, numbers_of
 from diskbuf.bandits.logs.opening import Format, parts_of
 from diskbuf.bandits.logs.record import KeyKind, LogRecord
 from diskbuf.bandits.logs.sources import UNREADABLE, Block, Kind, Malformed, Part, RetryError, TextPart
-from diskbuf.bandits.logs.staging import Staging
 from diskbuf.bandits.logs.times import Moment, microseconds_of
 from diskbuf.errors import OptionError, SpecError, StoreExistsError
 from diskbuf.options import StoreOptions
@@ -27,6 +26,7 @@ from diskbuf.replay_buffers.uniform import UniformReplayBuffer, flag
 from diskbuf.replay_buffers.uniform import open as open_buffer
 from diskbuf.store.layout import LOCK_FILE, STATE_FOLDER
 from diskbuf.store.lock import WriterLock
+from diskbuf.store.staging import Staging
 from diskbuf.trajectories import Trajectory
 from diskbuf.tree import Structure
 
