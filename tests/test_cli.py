@@ -47,16 +47,25 @@ def test_info_says_what_a_store_holds(store: Path, capsys: pytest.CaptureFixture
     lines = out.splitlines()
     assert err == ""
     assert lines[0] == str(store)
-    assert lines[1].split() == ["lanes", "2"]
-    assert lines[2].strip() == "window    ids [2, 7): 5 steps a lane, at most 5"
-    assert lines[3].split() == ["frames", "10"]
-    assert lines[4] == "  layout    zarr, not compressed"
-    assert lines[5].startswith("  on disk   ")
-    assert lines[6] == '  metadata  {"policy": "random"}'
-    assert sorted(line.split(maxsplit=2) for line in lines[8:]) == [
-        ["arm/index", "int64", "[]"],
-        ["arm/propensity", "float32", "[1]"],
-        ["observation/camera", "uint8", "[4, 4, 3]"],
+    facts = dict(line.split(maxsplit=1) for line in lines[1 : lines.index("  spec")] if not line.startswith("  on"))
+    created = facts.pop("created")
+    assert created.endswith(f" UTC; format 1, written by diskbuf {diskbuf.__version__}")
+    assert facts == {
+        "lanes": "2",
+        "window": "ids [2, 7): 5 steps a lane, at most 5",
+        "frames": "10",
+        "layout": "zarr, not compressed",
+        "runs": "1",
+        "writer": "nobody",
+        "metadata": '{"policy": "random"}',
+    }
+    assert sum(line.startswith("  on disk   ") for line in lines) == 1
+    assert lines[lines.index("  spec") + 1 :] == [
+        "    ├─ arm",
+        "    │  ├─ index       int64    []",
+        "    │  └─ propensity  float32  [1]",
+        "    └─ observation",
+        "       └─ camera      uint8    [4, 4, 3]",
     ]
 
 
@@ -65,17 +74,29 @@ def test_info_as_json_has_the_same_facts(store: Path, capsys: pytest.CaptureFixt
     facts = json.loads(capsys.readouterr().out)
     assert {"path": "observation/camera", "dtype": "uint8", "shape": [4, 4, 3]} in facts.pop("data_spec")
     assert facts.pop("disk_bytes") > 7 * 2 * 4 * 4 * 3
-    assert facts.pop("capacity") == 10
+    assert 0 < facts.pop("compression_ratio") < 1
+    assert facts.pop("created").startswith("20")
     assert facts == {
         "path": str(store),
+        "is_remote": False,
         "batch_size": 2,
         "max_length": 5,
+        "keep_history": False,
+        "capacity": 10,
         "oldest_id": 2,
         "first_id": 2,
         "next_id": 7,
+        "generation": 0,
         "num_frames": 10,
+        "raw_bytes": 5 * 2 * (48 + 8 + 4),
         "layout": "zarr",
         "codec": None,
+        "runs": [0],
+        "format": 1,
+        "package_version": diskbuf.__version__,
+        "published_to": None,
+        "writer": None,
+        "episodes": None,
         "metadata": {"policy": "random"},
     }
 
@@ -90,8 +111,8 @@ def test_info_tells_of_a_compressed_store_at_a_url(tmp_path: Path, capsys: pytes
         assert cli.main(["info", url]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == url
-        assert "  layout    zarr, lz4" in lines
-        assert not any("on disk" in line for line in lines)
+        assert "  layout   zarr, lz4" in lines
+        assert not any("writer" in line for line in lines)
         with diskbuf.open(url) as reader:  # what is published to a folder is followed like any other URL
             buffer.add_batch({"reward": np.ones(1, np.float32)})
             buffer.publish_now()
@@ -108,8 +129,8 @@ def test_info_tells_of_history_that_the_window_has_left(tmp_path: Path, capsys: 
         buffer.clear()
     assert cli.main(["info", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].strip() == "window    ids [5, 5): 0 steps a lane, no limit"
-    assert lines[3].strip() == "history   ids [0, 5): 5 steps a lane, for diskbuf.open(path, history=True)"
+    assert lines[2].strip() == "window   ids [5, 5): 0 steps a lane, no limit"
+    assert lines[3].strip() == "history  ids [0, 5): 5 steps a lane, read with --history"
 
 
 def test_info_leaves_the_store_as_it_was(store: Path) -> None:
@@ -134,7 +155,7 @@ def test_an_error_of_the_file_system_is_one_line_too(
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(diskbuf, "open", refuse, raising=False)
-    assert cli.main(["info", "steps.zarr"]) == 1
+    assert cli.main(["head", "steps.zarr"]) == 1
     assert capsys.readouterr().err == "diskbuf: [Errno 13] Permission denied: 'steps.zarr'\n"
 
 
@@ -144,7 +165,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(diskbuf, "open", fail, raising=False)
     with pytest.raises(ZeroDivisionError, match="a bug"):
-        cli.main(["info", "steps.zarr"])
+        cli.main(["head", "steps.zarr"])
 
 
 @pytest.mark.parametrize("words", [["info"], ["inform", "steps.zarr"], ["info", "steps.zarr", "--xml"]])

@@ -8,9 +8,11 @@ import os
 import socket
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 from diskbuf.errors import StoreLockedError, StoreLockUnsupportedError
 
+_LOCKS = Path("/proc/locks")
 _CANNOT_LOCK = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -80,8 +82,79 @@ class WriterLock:
             os.close(descriptor)
 
 
+class Holder(NamedTuple):
+    """Who holds a lock, or held it last and never let go of it.
+
+    Attributes:
+        pid: Its process id, None where it can't be read.
+        host: Its host name, None where it can't be read.
+        is_alive: Whether it holds the lock now; None where that can't be told from here.
+    """
+
+    pid: int | None
+    host: str | None
+    is_alive: bool | None
+
+
+def holder_of(path: Path) -> Holder | None:
+    """Tells who holds a lock file, without trying to take it: whoever did would be refused in that moment.
+
+    Linux lists the locks of its processes in ``/proc/locks`` (man 5 proc). Elsewhere it is known by its process alone.
+
+    Args:
+        path: The lock file.
+
+    Returns:
+        The holder; None when the last one let go of it, or there has never been one.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        pid, host = _holder(descriptor)
+    finally:
+        os.close(descriptor)
+    here = socket.gethostname()
+    try:
+        listed = _listed_holder(_LOCKS.read_text(encoding="ascii"), status, pid)
+    except (OSError, ValueError):
+        is_known = pid is not None and host == here
+        return None if pid is None else Holder(pid, host, _is_running(pid) if is_known else None)
+    if listed is not None:
+        return Holder(listed or pid, here, is_alive=True)
+    if pid is None:
+        return None
+    return Holder(pid, host, is_alive=False if host == here else None)
+
+
+def _listed_holder(locks: str, status: os.stat_result, pid: int | None) -> int | None:
+    """The process that holds an flock of a file as the kernel lists it; 0 for one that can't be named from here."""
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    for line in locks.splitlines():
+        words = line.split()
+        if len(words) < 6 or words[1] != "FLOCK" or words[3] != "WRITE":
+            continue
+        place, _, inode = words[5].rpartition(":")
+        # Some file systems are listed by another device than stat tells; then the process must be the one it names.
+        if inode == str(status.st_ino) and (place == device or words[4] == str(pid)):
+            return max(0, int(words[4]))
+    return None
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
 def _holder(descriptor: int) -> tuple[int | None, str | None]:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         said = json.loads(os.pread(descriptor, 4096, 0))
         return int(said["pid"]), str(said["host"])
     return None, None

@@ -65,6 +65,7 @@ def print_rows(
     *,
     form: Form,
     formats: Mapping[str, Callable[[Any], str]] | None = None,
+    one_line: bool = False,
 ) -> None:
     """Prints rows: a table, a JSON array of objects, or CSV.
 
@@ -73,6 +74,7 @@ def print_rows(
         columns: Names of the columns, in order; those of the rows that aren't named are left out.
         form: Which of the three.
         formats: How values of a column are written in a table; others are written as `text` writes them.
+        one_line: Whether a row of a table is cut to the terminal's width, rather than to go on below.
     """
     if form == "json":
         print_json([{name: row.get(name) for name in columns} for row in rows])
@@ -82,7 +84,8 @@ def print_rows(
         for row in rows:
             writer.writerow([_cell(row.get(name)) for name in columns])
     else:
-        _print_table([[_shown(row.get(name), (formats or {}).get(name)) for name in columns] for row in rows], columns)
+        cells = [[_shown(row.get(name), (formats or {}).get(name)) for name in columns] for row in rows]
+        _print_table(cells, columns, one_line=one_line)
 
 
 def _cell(value: Any) -> Any:
@@ -95,14 +98,19 @@ def _shown(value: Any, write: Callable[[Any], str] | None) -> tuple[str, bool]:
     return (text(value) if write is None or value is None else write(value)), is_number
 
 
-def _print_table(cells: Sequence[Sequence[tuple[str, bool]]], columns: Sequence[str]) -> None:
+def _print_table(cells: Sequence[Sequence[tuple[str, bool]]], columns: Sequence[str], *, one_line: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, name in enumerate(columns):
         is_numeric = bool(cells) and all(row[number][1] or not row[number][0] for row in cells)
-        table.add_column(Text(name), justify="right" if is_numeric else "left", overflow="fold")
+        table.add_column(
+            Text(name),
+            justify="right" if is_numeric else "left",
+            overflow="ellipsis" if one_line else "fold",
+            no_wrap=one_line,
+        )
     for row in cells:
         table.add_row(*(Text(entry) for entry, _ in row))
     _print_without_trailing_spaces(table)

@@ -79,7 +79,7 @@ def chosen_paths(buffer: "UniformReplayBuffer", wanted: Sequence[str] | None) ->
         return paths
     chosen: dict[str, None] = {}
     for word in wanted:
-        found = [path for path in paths if path == word]
+        found = [path for path in paths if path == word or (word == "(array)" and not path)]
         found = found or [path for path in paths if path.startswith(f"{word}/") or fnmatch.fnmatchcase(path, word)]
         if not found:
             raise OptionError(unknown("column", word, paths))

@@ -95,7 +95,7 @@ class ArrowParts(ChunkFormat):
         ids = np.repeat(np.arange(count, dtype=np.int64) + chunk * self._chunk_rows, self._lanes)
         lanes = np.tile(np.arange(self._lanes, dtype=np.int32), count)
         arrays = [pa.array(ids), pa.array(lanes)]
-        arrays += [_arrow_array(column, leaf) for column, leaf in zip(self.layouts, rows, strict=True)]
+        arrays += [arrow_array(column, leaf) for column, leaf in zip(self.layouts, rows, strict=True)]
         padding = self._padding
         data = self._write(arrays, padding)
         if self._compression is None and count == self._chunk_rows:
@@ -151,11 +151,12 @@ class ArrowParts(ChunkFormat):
         return count
 
     @functools.cached_property
-    def _schema(self) -> "pa.Schema":
+    def schema(self) -> "pa.Schema":
+        """The columns of a file: id, lane and the leaves."""
         import pyarrow as pa
 
         fields = [pa.field("id", pa.int64()), pa.field("lane", pa.int32())]
-        fields += [pa.field(name, _arrow_type(column)) for name, column in zip(self._names, self.layouts, strict=True)]
+        fields += [pa.field(name, arrow_type(column)) for name, column in zip(self._names, self.layouts, strict=True)]
         return pa.schema(fields)
 
     def _write(self, arrays: "Sequence[pa.Array]", padding: int) -> memoryview:
@@ -167,7 +168,7 @@ class ArrowParts(ChunkFormat):
         metadata = dict(self._metadata)
         if padding:
             metadata[PADDING_KEY] = b" " * padding
-        schema = self._schema.with_metadata(metadata or None)
+        schema = self.schema.with_metadata(metadata or None)
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression=compression)
         with pa.ipc.new_file(sink, schema, options=options) as writer:
@@ -182,7 +183,7 @@ class ArrowParts(ChunkFormat):
         """
         import pyarrow as pa
 
-        expected = self._schema
+        expected = self.schema
         fields = [0, 1, *(_KEYS + number for number in wanted)]
         try:
             # Of a file that isn't compressed Arrow copies the fields it is asked for; all of them it leaves in place.
@@ -280,7 +281,8 @@ def _number_type(dtype: np.dtype[Any]) -> "pa.DataType":
     return pa.from_numpy_dtype(dtype)
 
 
-def _arrow_type(column: ColumnLayout) -> "pa.DataType":
+def arrow_type(column: ColumnLayout) -> "pa.DataType":
+    """The type of a leaf's column, as this module's docstring has it."""
     import pyarrow as pa
 
     number = _number_type(column.dtype)
@@ -293,11 +295,11 @@ def _arrow_type(column: ColumnLayout) -> "pa.DataType":
     return pa.bool_() if column.dtype.kind == "b" else number
 
 
-def _arrow_array(column: ColumnLayout, rows: NDArray[Any]) -> "pa.Array":
-    """Makes an Arrow array on the memory of the rows, where they are contiguous."""
+def arrow_array(column: ColumnLayout, rows: NDArray[Any]) -> "pa.Array":
+    """Makes an Arrow array on the memory of rows [T, lanes, *shape], where they are contiguous."""
     import pyarrow as pa
 
-    kind, number = _arrow_type(column), _number_type(column.dtype)
+    kind, number = arrow_type(column), _number_type(column.dtype)
     count = rows.shape[0] * rows.shape[1]
     if 0 in column.shape:
         return pa.Array.from_buffers(
