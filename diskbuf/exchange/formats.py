@@ -24,6 +24,11 @@ _FORMATS: dict[str, _Entry] = {
     "csv": _Entry("diskbuf.exchange.csv_text", "CsvFormat", (".csv",)),
     "npz": _Entry("diskbuf.exchange.npz", "NpzFormat", (".npz",)),
     "hdf5": _Entry("diskbuf.exchange.hdf5", "Hdf5Format", (".h5", ".hdf5")),
+    "minari": _Entry("diskbuf.exchange.minari_datasets", "MinariFormat", ()),
+    "rlds": _Entry("diskbuf.exchange.rlds", "RldsFormat", (".rlds",)),
+    "tf-agents": _Entry("diskbuf.exchange.tf_agents_records", "TFAgentsRecordsFormat", ()),
+    "d4rl": _Entry("diskbuf.exchange.d4rl", "D4rlFormat", ()),
+    "sb3": _Entry("diskbuf.exchange.stable_baselines", "StableBaselinesFormat", ()),
 }
 
 

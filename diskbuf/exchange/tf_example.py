@@ -1,14 +1,17 @@
 """`tf.train.Example` messages, taken apart and put together without TensorFlow.
 
 An Example is a dict of features by name; each is a list of bytes, of float32 or of int64 numbers, without a shape.
-The fields are those of TensorFlow's example.proto and feature.proto.
+The fields are those of TensorFlow's example.proto and feature.proto. Leaves of other dtypes lie in it as their bytes,
+little-endian and in C order, which `tf.io.decode_raw` reads; so TF-Agents has it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diskbuf.errors import SpecError
 from diskbuf.exchange.protobuf_wire import (
     BYTES,
     FIXED32,
@@ -20,10 +23,12 @@ from diskbuf.exchange.protobuf_wire import (
     unpacked_varints,
     varint,
 )
+from diskbuf.specs import ArraySpec
 
 Feature = list[bytes] | NDArray[np.float32] | NDArray[np.int64]
 """A list of bytes, or numbers [N]; an empty list for a feature of no kind."""
 
+_JPEG = b"\xff\xd8\xff"
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
@@ -88,6 +93,72 @@ class FeatureEncoder:
             feature = field(_INT64_LIST, field(1, packed_varints(values.astype(np.int64, copy=False))))
         entry = self._name + field(2, feature)
         return b"\x0a" + varint(len(entry)) + entry
+
+
+def stored_form(leaf: NDArray[Any]) -> list[bytes] | NDArray[Any]:
+    """Returns a leaf [*shape] as a feature holds it: float32 and int64 as numbers, bool as 0 and 1, others as bytes."""
+    if leaf.dtype == np.float32 or leaf.dtype == np.int64:
+        return leaf.reshape(-1)
+    if leaf.dtype == np.bool:
+        return leaf.reshape(-1).astype(np.int64)
+    return [leaf.astype(leaf.dtype.newbyteorder("<"), copy=False).tobytes()]
+
+
+def read_leaves(message: bytes, leaves: Mapping[str, ArraySpec], *, where: str) -> dict[str, NDArray[Any]]:
+    """Reads leaves out of an Example.
+
+    Args:
+        message: The serialized Example.
+        leaves: What each feature is, by its name; others aren't looked at.
+        where: The record, for messages.
+
+    Returns:
+        [*shape] of each leaf's dtype; may be views of the message.
+
+    Raises:
+        SpecError: When it is no Example, or a feature isn't there or something else.
+    """
+    try:
+        features = parse_example(message)
+    except WireError as error:
+        raise SpecError(f"{where} must be a tf.train.Example, but {error}.") from error
+    found = {}
+    for name, spec in leaves.items():
+        if name not in features:
+            raise SpecError(
+                f"{where} must have the feature {name!r}, got {', '.join(map(repr, features)) or 'none'}.", path=name
+            )
+        found[name] = _leaf_of(features[name], spec, name=name, where=where)
+    return found
+
+
+def _leaf_of(feature: Feature, spec: ArraySpec, *, name: str, where: str) -> NDArray[Any]:
+    size = spec_size(spec)
+    if isinstance(feature, np.ndarray):
+        if feature.size == size:
+            if feature.dtype == spec.dtype:
+                return feature.reshape(spec.shape)
+            if spec.dtype == np.bool and feature.dtype == np.int64 and ((feature == 0) | (feature == 1)).all():
+                flags: NDArray[np.bool] = feature.reshape(spec.shape) == 1
+                return flags
+        got = f"{feature.size} numbers of {feature.dtype}"
+    elif len(feature) == 1 and len(feature[0]) == size * spec.dtype.itemsize and spec.dtype != np.bool:
+        array = np.frombuffer(feature[0], spec.dtype.newbyteorder("<")).reshape(spec.shape)
+        return array.astype(spec.dtype, copy=False)
+    elif len(feature) == 1 and feature[0][:3] == _JPEG:
+        raise SpecError(
+            f"{name!r} in {where} must be {spec.dtype} {list(spec.shape)}, got a JPEG image, which doesn't say exactly "
+            "what was seen. Write the file without compressing images.",
+            path=name,
+        )
+    else:
+        got = f"{len(feature)} byte strings of {sum(map(len, feature))} bytes"
+    raise SpecError(f"{name!r} in {where} must be {spec.dtype} {list(spec.shape)}, got {got}.", path=name)
+
+
+def spec_size(spec: ArraySpec) -> int:
+    """How many numbers a leaf has."""
+    return int(np.prod(spec.shape, dtype=np.int64))
 
 
 def _entry(entry: bytes) -> tuple[str, Feature]:

@@ -6,7 +6,7 @@ little-endian uint64 length, the masked CRC-32C of those 8 bytes, the record, an
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ _FOOT = struct.Struct("<I")
 _BUFFER_BYTES = 2**20
 
 
-def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def read_records(path: str | os.PathLike[str]) -> Generator[bytes]:
     """Reads a file's records in order, one at a time.
 
         >>> import tempfile

@@ -1,0 +1,269 @@
+"""Steps in the form of RLDS, a `tf.train.Example` each, in a TFRecord file: written and read."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf import specs
+from diskbuf.errors import OptionError, SpecError, StoreFormatError
+from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
+from diskbuf.exchange.tf_example import FeatureEncoder, example_of, read_leaves, stored_form
+from diskbuf.exchange.tf_record import RecordWriter, read_records
+from diskbuf.exchange.transitions import with_final_observation
+from diskbuf.specs import ArraySpec
+from diskbuf.trajectories import StepType, Trajectory
+from diskbuf.tree import Structure
+
+if TYPE_CHECKING:
+    from diskbuf.exchange.store_rows import StoreRows
+
+_STEPS, _FEATURES = "steps.tfrecord", "features.json"
+_FORMAT = 1
+_NESTS = ("observation", "action", "policy_info")
+_FLAGS = ("is_first", "is_last", "is_terminal")
+_FLAG = ArraySpec((), np.bool)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RldsFormat(Format):
+    """A folder of steps in the form of RLDS, in a TFRecord file, one `tf.train.Example` for each step.
+
+    A step has the features of RLDS (Ramos et al., "RLDS: an Ecosystem to Generate, Share and Use Datasets in
+    Reinforcement Learning", 2021): `observation`, `action`, `reward`, `discount`, `is_first`, `is_last`, `is_terminal`,
+    and `policy_info` where there is one; a nest has a feature for each leaf, such as `observation/camera`. The reward
+    is that for the action in the step, and the discount too. The last step of an episode has its final observation; its
+    action, reward and discount mean nothing. It is_terminal where the episode terminated, and not where it was cut off.
+
+    RLDS itself nests the steps in an Example for each episode; here they stand one after the other, as
+    `tf.data.TFRecordDataset` reads them: float32 as a float list; int64, and bool as 0 and 1, as an int64 list; others
+    as their bytes, little-endian, for `tf.io.decode_raw`. Shapes and dtypes are in `features.json` beside
+    `steps.tfrecord`: its key `features` has `{"dtype": ..., "shape": [...]}` by name. Whoever writes such a file for
+    steps of their own needs no more than that.
+
+    An episode that goes on at the end of the store has no last step, so that it comes back as it is. Others whose final
+    observation isn't in the store are cut off one step earlier; of one that terminated it is repeated.
+    """
+
+    name: ClassVar[str] = "rlds"
+    endings: ClassVar[tuple[str, ...]] = (".rlds",)
+    is_folder: ClassVar[bool] = True
+
+    def export(self, rows: "StoreRows", target: Target) -> None:
+        """Writes episodes."""
+        folder = target.local_path()
+        episodes = rows.episodes()
+        spec: Any = rows.carried.spec  # a Trajectory, or there are no episodes
+        with RecordWriter(folder / _STEPS) as records:
+            writer: _StepWriter | None = None
+            for episode in _completed(episodes):
+                writer = writer or _StepWriter(records, spec)
+                writer.write(episode)
+        features = {
+            name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for name, leaf in features_of(spec).items()
+        }
+        described = {"format": _FORMAT, "features": features, "spec": specs.to_json(spec)}
+        (folder / _FEATURES).write_text(json.dumps(described, indent=1) + "\n")
+
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "RldsSource":  # noqa: ARG002
+        """Opens a folder."""
+        return RldsSource(place)
+
+
+class RldsSource(EpisodeSource):
+    """The episodes of a folder of steps.
+
+    The discount of the last action is 0 where the episode terminated, whatever the feature says; without the feature
+    discounts are 1 otherwise. An episode of one step has no action, and is left out. Steps behind the last one that
+    is_last are an episode that goes on.
+
+    Args:
+        path: The folder, or the TFRecord file in it.
+
+    Raises:
+        OptionError: When there is no such file, or nothing says what its features are.
+        SpecError: When a feature that is needed isn't there, or isn't what it must be.
+        StoreFormatError: When a newer version of diskbuf wrote it.
+    """
+
+    def __init__(self, path: str) -> None:
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        self.name = str(folder / _STEPS if Path(path).is_dir() else path)
+        described = _described(folder / _FEATURES, self.name)
+        self._features = _features(described, str(folder / _FEATURES))
+        self._structures = {}
+        for role in _NESTS:
+            nest = _nest(described, role, self._features)
+            self._structures[role] = Structure(nest)
+            setattr(self, f"{role}_spec", nest)
+        self.reward_spec = self._features["reward"]
+        known = {*self._names(), *_FLAGS, "reward", "discount"}
+        self.unmapped = {
+            name: f"{spec.dtype} {list(spec.shape)}" for name, spec in self._features.items() if name not in known
+        }
+        self._wanted = {name: spec for name, spec in self._features.items() if name in known}
+
+    def episodes(self) -> Iterator[Episode]:
+        """Yields the episodes in order."""
+        steps: list[dict[str, NDArray[Any]]] = []
+        for number, record in enumerate(read_records(self.name)):
+            where = f"record {number} of {self.name}"
+            step = read_leaves(record, self._wanted, where=where)
+            if step["is_first"] != (not steps):
+                problem = "its episode has not ended" if steps else "no episode has begun"
+                raise SpecError(f"is_first in {where} must be {int(not steps)}, because {problem}.", path="is_first")
+            if step["is_terminal"] and not step["is_last"]:
+                raise SpecError(f"is_terminal in {where} must be 0 where is_last is.", path="is_terminal")
+            steps.append(step)
+            if step["is_last"]:
+                if len(steps) > 1:
+                    yield self._episode(steps)
+                steps = []
+        if steps:
+            yield self._episode(steps)
+
+    def _episode(self, steps: list[dict[str, NDArray[Any]]]) -> Episode:
+        has_ended = bool(steps[-1]["is_last"])
+        terminated = bool(steps[-1]["is_terminal"])
+        actions = steps[:-1] if has_ended else steps
+        discounts = None
+        if "discount" in self._features:
+            discounts = np.array([step["discount"] for step in actions])
+            if terminated:
+                discounts[-1] = 0
+        return Episode(
+            observations=self._stacked("observation", steps),
+            actions=self._stacked("action", actions),
+            rewards=np.array([step["reward"] for step in actions], self.reward_spec.dtype),
+            terminated=terminated,
+            truncated=has_ended and not terminated,
+            discounts=discounts,
+            policy_info=self._stacked("policy_info", actions),
+        )
+
+    def _stacked(self, role: str, steps: list[dict[str, NDArray[Any]]]) -> Any:
+        names = [_below(role, path) for path in self._structures[role].paths]
+        return self._structures[role].unflatten([np.stack([step[name] for step in steps]) for name in names])
+
+    def _names(self) -> list[str]:
+        return [_below(role, path) for role in _NESTS for path in self._structures[role].paths]
+
+
+class _StepWriter:
+    """Writes the steps of episodes.
+
+    Args:
+        records: Where to.
+        spec: The store's.
+    """
+
+    def __init__(self, records: RecordWriter, spec: Trajectory) -> None:
+        self._records = records
+        self._structure = Structure((spec.observation, spec.action, spec.policy_info))
+        self._encoders = {name: FeatureEncoder(name) for name in features_of(spec)}
+
+    def write(self, episode: Episode) -> None:
+        rows = episode.rows(episode.rewards.dtype)
+        leaves = self._structure.flatten((rows.observation, rows.action, rows.policy_info))
+        is_last = np.equal(rows.step_type, StepType.LAST)
+        is_first = np.zeros(len(is_last), np.bool)
+        is_first[0] = True
+        columns = [*leaves, rows.reward, rows.discount, is_first, is_last, is_last & episode.terminated]
+        encoders = list(self._encoders.values())
+        for t in range(len(is_last)):
+            features = [
+                encoder.encode(stored_form(column[t, ...])) for encoder, column in zip(encoders, columns, strict=True)
+            ]
+            self._records.write(example_of(features))
+
+
+def features_of(spec: Trajectory) -> dict[str, ArraySpec]:
+    """What the features of a step are, by name, in the order of the nests' leaves."""
+    found = {}
+    for role in _NESTS:
+        nest = getattr(spec, role)
+        structure = Structure(nest)
+        for path, leaf in zip(structure.paths, structure.flatten(nest), strict=True):
+            found[_below(role, path)] = leaf
+    return {**found, "reward": spec.reward, "discount": spec.discount, **dict.fromkeys(_FLAGS, _FLAG)}
+
+
+def _completed(episodes: Iterator[Episode]) -> Iterator[Episode]:
+    """Gives all but the last their final observation; the last one, if it goes on, stays as it is."""
+    before: Episode | None = None
+    for episode in episodes:
+        if before is not None and (found := with_final_observation(before)) is not None:
+            yield found
+        before = episode
+    if before is not None and (found := before if before.is_open else with_final_observation(before)) is not None:
+        yield found
+
+
+def _below(role: str, path: str) -> str:
+    return f"{role}/{path}" if path else role
+
+
+def _described(path: Path, name: str) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise OptionError(
+            f"{name} must have a file {_FEATURES} beside it that says the dtypes and shapes of its features, as an "
+            f'export writes it: {{"features": {{"action": {{"dtype": "int64", "shape": []}}, …}}}}. '
+            "TF-Agents' own record files are of the format tf-agents."
+        )
+    try:
+        described = json.loads(path.read_text())
+    except ValueError as error:
+        raise SpecError(f"{path} must be JSON, but {error}.") from error
+    if not isinstance(described, dict) or not isinstance(described.get("features"), dict):
+        raise SpecError(f"{path} must be an object with a key 'features'.")
+    written = described.get("format", _FORMAT)
+    if not isinstance(written, int) or written > _FORMAT:
+        raise StoreFormatError(
+            f"the features in {path} must be of format {_FORMAT} at most, got {written!r}. Update diskbuf.",
+            path=str(path),
+            is_newer=True,
+        )
+    return described
+
+
+def _features(described: Mapping[str, Any], name: str) -> dict[str, ArraySpec]:
+    found = {}
+    for feature, value in described["features"].items():
+        try:
+            found[feature] = ArraySpec(value["shape"], value["dtype"])
+        except (SpecError, KeyError, TypeError) as error:
+            raise SpecError(f"feature {feature!r} in {name} must have a dtype and a shape: {error}.") from error
+    for role in ("observation", "action"):
+        if not any(feature == role or feature.startswith(f"{role}/") for feature in found):
+            raise SpecError(f"{name} must have a feature {role!r}, or some below it, got {', '.join(found) or 'none'}.")
+    for feature in ("reward", *_FLAGS):
+        if feature not in found:
+            raise SpecError(f"{name} must have the feature {feature!r}, got {', '.join(found)}.", path=feature)
+    for feature in ("reward", "discount", *_FLAGS):
+        spec = found.get(feature)
+        if spec is not None and (spec.shape or spec.dtype.kind != ("b" if feature in _FLAGS else "f")):
+            kind = "bool" if feature in _FLAGS else "a float"
+            raise SpecError(f"feature {feature!r} in {name} must be {kind} [], got {spec.dtype} {list(spec.shape)}.")
+    return found
+
+
+def _nest(described: Mapping[str, Any], role: str, features: Mapping[str, ArraySpec]) -> Any:
+    """The spec of a nest: the store's where it says the same, else dicts by the names of its features."""
+    from diskbuf.exchange.mapping import nest_of
+
+    flat = {
+        name[len(role) + 1 :]: spec for name, spec in features.items() if name == role or name.startswith(f"{role}/")
+    }
+    if "spec" in described:
+        kept = getattr(specs.from_json(described["spec"]), role, None)
+        structure = Structure(kept)
+        leaves = dict(zip(structure.paths, structure.flatten(kept), strict=True)) if kept is not None else {}
+        if {path: (leaf.dtype, leaf.shape) for path, leaf in leaves.items()} == {
+            path: (leaf.dtype, leaf.shape) for path, leaf in flat.items()
+        }:
+            return kept
+    return nest_of(flat)
