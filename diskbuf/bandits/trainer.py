@@ -199,6 +199,7 @@ def train_offline(
     batch_size: int = 256,
     async_steps_per_loop: int | None = None,
     *,
+    num_steps: int | None = None,
     shuffle: bool = False,
     seed: int = 0,
     first_id: int | None = None,
@@ -223,6 +224,7 @@ def train_offline(
         num_epochs: Passes over the rows.
         batch_size: Rows of a train step, [1, batch_size]; the last of a pass may have fewer.
         async_steps_per_loop: Train steps of a loop, between which nothing is saved; None is 1.
+        num_steps: Train steps in all, in as many passes as that takes, in place of num_epochs; None for whole passes.
         shuffle: Whether each pass has an order of its own; otherwise rows come as they were logged.
         seed: Of the orders.
         first_id: First step id to train on; None is the oldest there is.
@@ -254,9 +256,13 @@ def train_offline(
     root = Path(root_dir)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(LogReader(store, first_id=first_id, next_id=next_id))
+        if num_steps is not None and num_epochs != 1:
+            raise OptionError(f"num_epochs must be left out with num_steps, got {num_epochs} and {num_steps}.")
+        epochs = num_epochs if num_steps is None else count("num_steps", num_steps)  # of a step each, or of more
         batches = OfflineBatches(
-            log, batch_size=batch_size, num_epochs=num_epochs, shuffle=shuffle, seed=seed, invalid=invalid
+            log, batch_size=batch_size, num_epochs=epochs, shuffle=shuffle, seed=seed, invalid=invalid
         )
+        last_step = len(batches) if num_steps is None else epochs
         stack.enter_context(kept_settings.one_at_a_time(root))
         settings = {
             "agent": type(agent).__name__,
@@ -279,8 +285,8 @@ def train_offline(
         saved = keeper.restore()
         loss = float("nan")
         with _summaries(root, agent):
-            while done < len(batches):
-                for number in range(done, min(done + steps, len(batches))):
+            while done < last_step:
+                for number in range(done, min(done + steps, last_step)):
                     experience = batches[number]
                     if experience is not None:
                         loss_info = agent.train(experience)

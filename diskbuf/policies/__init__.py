@@ -6,7 +6,7 @@ from diskbuf.policies.function_policy import policy_from
 from diskbuf.policies.greedy_policy import GreedyPolicy
 from diskbuf.policies.policy import Policy
 from diskbuf.policies.random_policy import RandomPolicy
-from diskbuf.policies.saving import load_policy, save_policy
+from diskbuf.policies.saving import load_policy, newest_policy, save_policy
 from diskbuf.policies.schedules import LinearSchedule
 from diskbuf.policies.scripted_policy import ScriptedPolicy
 
@@ -19,6 +19,7 @@ __all__ = [
     "RandomPolicy",
     "ScriptedPolicy",
     "load_policy",
+    "newest_policy",
     "policy_from",
     "save_policy",
 ]

@@ -112,3 +112,31 @@ def load_policy(path: str | os.PathLike[str]) -> CompiledPolicy:
         info_spec=policy_step_spec.info,
         probabilities=chances if hasattr(model, "probabilities") else None,
     )
+
+
+def newest_policy(path: str | os.PathLike[str]) -> Path:
+    """Returns where the policy is that a path stands for: that folder itself, or the newest `policy_N` in it.
+
+    Trainings leave policies under such names in their folders, N the number of steps.
+
+    Raises:
+        StoreNotFoundError: If there is no folder at the path.
+        StoreFormatError: If it is neither a policy nor a folder with one.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise StoreNotFoundError(
+            f"path must be a saved policy, or the folder of a training, got {folder}: no folder is there.",
+            path=str(folder),
+        )
+    if (folder / _SPECS_FILE).exists():
+        return folder
+    found = [(int(number), there) for there in folder.glob("policy_*") if (number := there.name[7:]).isdecimal()]
+    found = [(number, there) for number, there in found if (there / _SPECS_FILE).exists()]
+    if not found:
+        raise StoreFormatError(
+            f"{folder} must be a saved policy, or the folder of a training with one, but there is no {_SPECS_FILE} in "
+            "it, and no policy_N. A training saves one when it ends: run it again to go on.",
+            path=str(folder),
+        )
+    return max(found)[1]

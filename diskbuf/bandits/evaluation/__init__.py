@@ -12,6 +12,7 @@ from diskbuf.bandits.evaluation.estimators import (
     SelfNormalizedDR,
     SwitchDR,
 )
+from diskbuf.bandits.evaluation.evaluated_policy import LoggedColumn
 from diskbuf.bandits.evaluation.off_policy import evaluate
 from diskbuf.bandits.evaluation.results import Diagnostics, Estimate, Evaluation
 from diskbuf.bandits.evaluation.reward_models import RewardModel, RidgeRewardModel, SklearnRewardModel
@@ -27,6 +28,7 @@ __all__ = [
     "Estimate",
     "Estimator",
     "Evaluation",
+    "LoggedColumn",
     "Replay",
     "RewardModel",
     "RidgeRewardModel",

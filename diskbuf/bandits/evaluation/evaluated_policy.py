@@ -1,5 +1,6 @@
 """The policy that is evaluated, whatever form it comes in: as probabilities of arms that are checked."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,22 @@ from diskbuf.networks.action_values import DiscreteActions
 from diskbuf.policies.compiled_policy import CompiledPolicy
 from diskbuf.tree import describe
 
+
+@dataclasses.dataclass(frozen=True)
+class LoggedColumn:
+    """A policy that was asked when the log was written: a leaf of policy_info has its probabilities, or its arm.
+
+    Attributes:
+        name: Of the leaf, its path in policy_info: [K] probabilities, or one int, the arm that it would have chosen.
+    """
+
+    name: str
+
+
 Floats = npt.NDArray[np.float64]
-PolicyLike = BanditPolicy | CompiledPolicy | Callable[[Any], Any] | npt.ArrayLike
-"""A BanditPolicy, one that was saved and loaded, a function from observations [N, *shape] to probabilities [N, K], or
-[K] probabilities for all."""
+PolicyLike = BanditPolicy | CompiledPolicy | LoggedColumn | Callable[[Any], Any] | npt.ArrayLike
+"""A BanditPolicy, one that was saved and loaded, a column of the log, a function from observations [N, *shape] to
+probabilities [N, K], or [K] probabilities for all."""
 
 # Probabilities in float32 over many arms miss 1 by a few millionths.
 _TOLERANCE = 1e-5
@@ -32,6 +45,7 @@ class EvaluatedPolicy:
 
     Attributes:
         fixed: [K], when the probabilities are the same for every row; else None.
+        column: Name of the leaf of policy_info that has them, for which rows must be read with it; else None.
         splitter: What takes masks off observations, where the policy has one.
 
     Raises:
@@ -41,7 +55,9 @@ class EvaluatedPolicy:
 
     def __init__(self, policy: PolicyLike, *, num_actions: int, minimum: int) -> None:
         self._num_actions = num_actions
+        self._minimum = minimum
         self.fixed: Floats | None = None
+        self.column: str | None = None
         self.splitter: ConstraintSplitter | None = None
         self._function: Callable[[Any], Any] | None = None
         if isinstance(policy, BanditPolicy | CompiledPolicy):
@@ -53,6 +69,8 @@ class EvaluatedPolicy:
                 )
             self._function = policy.probabilities
             self.splitter = getattr(policy, "observation_and_action_constraint_splitter", None)
+        elif isinstance(policy, LoggedColumn):
+            self.column = policy.name
         elif callable(policy):
             self._function = policy
         else:
@@ -67,6 +85,11 @@ class EvaluatedPolicy:
         Raises:
             SpecError: If what the policy gives isn't [N, K], or a row isn't a distribution.
         """
+        if self.column is not None:
+            logged = rows.info[self.column]
+            if logged.ndim == 1 and logged.dtype.kind in "iu":  # arms
+                logged = logged[:, None] == np.arange(self._num_actions) + self._minimum
+            return self._checked(logged, len(rows), rows, f"[{len(rows)}, {self._num_actions}]")
         if self._function is None:
             return np.broadcast_to(self.fixed_or_error(), (len(rows), self._num_actions))
         found = np.asarray(_numbers(self._function(rows.observation)))

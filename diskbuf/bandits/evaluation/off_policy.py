@@ -84,8 +84,8 @@ def evaluate(
 
     Args:
         store: A buffer, or the path of a store.
-        policy: A BanditPolicy, a function from observations (nest of [N, *shape]) to probabilities [N, K], or [K]
-            probabilities that are the same for all contexts.
+        policy: A BanditPolicy, a function from observations (nest of [N, *shape]) to probabilities [N, K], [K]
+            probabilities that are the same for all contexts, or a LoggedColumn of the log.
         estimators: What estimates. None is IPS, SNIPS, the direct method and doubly robust, as far as the log has what
             they need.
         first_id: First step id; None is the oldest.
@@ -122,11 +122,12 @@ def evaluate(
         chosen, notes = _chosen(estimators, log)
         evaluated = EvaluatedPolicy(policy, num_actions=log.num_actions, minimum=log.minimum_action)
         needs_model = any(estimator.needs_reward_model for estimator in chosen)
-        needs_context = needs_model or evaluated.fixed is None
+        needs_context = needs_model or (evaluated.fixed is None and evaluated.column is None)
+        info = [] if evaluated.column is None else [evaluated.column]
         weighs = any(estimator.needs_propensity for estimator in chosen)
 
         def blocks(propensities: "_Propensities") -> Iterator[LoggedRows]:
-            found = log.blocks(with_observation=needs_context, invalid=invalid, block_rows=block_rows)
+            found = log.blocks(with_observation=needs_context, info=info, invalid=invalid, block_rows=block_rows)
             return (part for rows in found for part in _parts(propensities.checked(rows, weighs=weighs)))
 
         with np.errstate(invalid="ignore" if invalid == "keep" else "warn"):
