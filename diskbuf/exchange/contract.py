@@ -14,7 +14,7 @@ The options of a format are the fields of its dataclass.
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Self
@@ -375,6 +375,14 @@ class RowSource(Source):
     columns: dict[str, SourceColumn]
     carried: Carried | None = None
     num_rows: int | None = None
+
+    def num_lanes_of(self, names: Iterable[str]) -> int:  # noqa: ARG002
+        """Returns how many rows in turn are lanes of one id, where no column says so: 1 in a table.
+
+        Args:
+            names: Columns that are wanted.
+        """
+        return 1
 
     @abc.abstractmethod
     def blocks(self, wanted: Mapping[str, np.dtype[Any]]) -> Iterator[dict[str, NDArray[Any]]]:

@@ -22,7 +22,7 @@ FinalObservation = Literal["required", "last"]
 
 _FLAGS = ("terminated", "truncated")
 _NESTS = ("observation", "next_observation", "action", "policy_info")
-_SINGLES = ("reward", "discount", *_FLAGS, "episode")
+_SINGLES = ("reward", *_FLAGS, "episode")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class ColumnMap:
 
     Attributes:
         leaves: Source columns by the path of the leaf. With `trajectory`, of `observation`, `next_observation`,
-            `action` and `policy_info` or leaves below them, and of `reward`, `discount`, `terminated`, `truncated` and
-            `episode`.
+            `action` and `policy_info` or leaves below them, and of `reward`, `terminated`, `truncated` and `episode`:
+            an episode that ends because the next row is of another was truncated, unless it terminated.
         casts: dtypes by the path of the leaf, for sources of another one. Values that don't come through exactly are
             refused.
         drop: Source columns that are left out.
@@ -282,7 +282,7 @@ def _of_trajectory(mapping: ColumnMap, source: RowSource) -> tuple[list[MappedLe
     leaves = []
     for path, column in roles.items():
         leaf = _mapped(path, column, source, None, mapping.casts)
-        if path == "reward" or path == "discount":
+        if path == "reward":
             _check_is_number(leaf, source)
         elif path in _FLAGS and (leaf.spec.shape or leaf.spec.dtype.kind not in "biu"):
             raise SpecError(

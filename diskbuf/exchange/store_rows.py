@@ -85,6 +85,7 @@ class StoreRows:
         self.layouts = {layout.path: layout for layout in layouts if layout.path in chosen}
         self.columns = {path: by_path[path] for path in chosen}
         self.names = {path: names[path] for path in chosen}
+        self._meant_first_id = self.first_id
         self.lanes = _chosen_lanes(selection.lanes, buffer.batch_size)
         self._all_lanes = len(self.lanes) == buffer.batch_size
         self._progress = progress
@@ -145,20 +146,24 @@ class StoreRows:
                 self._count(ids)
                 yield RowBlock(ids, lanes, columns)
 
-    def grid_blocks(self, paths: Sequence[str] | None = None, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[Block]:
+    def grid_blocks(
+        self, paths: Sequence[str] | None = None, *, block_bytes: int = _BLOCK_BYTES, is_counted: bool = True
+    ) -> Iterator[Block]:
         """Yields rows as arrays [B, T, *shape] of the chosen lanes.
 
         Args:
             paths: Leaves to read, of those that are chosen; None for all of them.
             block_bytes: Largest size of a block.
+            is_counted: Whether these rows are complete with them; not where other leaves of the same rows follow.
 
         Raises:
             OptionError: When episodes are chosen, whose rows are no grid.
             StoreCorruptError: When a chunk file is missing, short or has rotten.
         """
         self.check_is_grid()
-        for block in self._scan(paths, block_bytes):
-            self._count(np.repeat(np.arange(block.first_id, block.next_id), len(self.lanes)))
+        for block in self._scan(paths, block_bytes, is_counted=is_counted):
+            if is_counted:
+                self._count(np.repeat(np.arange(block.first_id, block.next_id), len(self.lanes)))
             yield block
 
     def check_is_grid(self) -> None:
@@ -175,7 +180,7 @@ class StoreRows:
 
     def begin_again(self, first_id: int) -> None:
         """Forgets what was handed out, for a format that has to start anew behind rows that were evicted."""
-        self.evicted += first_id - self.first_id
+        self.evicted = first_id - self._meant_first_id
         self.first_id = first_id
         self.written, self.seen_first_id = 0, None
 
@@ -274,18 +279,18 @@ class StoreRows:
     def _all_paths(self) -> list[str]:
         return [column.layout.path for column in self.buffer._opened().columns]
 
-    def _scan(self, paths: Sequence[str] | None, block_bytes: int) -> Iterator[Block]:
+    def _scan(self, paths: Sequence[str] | None, block_bytes: int, *, is_counted: bool = True) -> Iterator[Block]:
         chosen = list(self.columns) if paths is None else list(paths)
         expected = self.first_id
         for block in scan(self.buffer, chosen, first_id=self.first_id, next_id=self.next_id, block_bytes=block_bytes):
-            self.evicted += block.first_id - expected
+            self.evicted += (block.first_id - expected) if is_counted else 0
             expected = block.next_id
             yield (
                 block
                 if self._all_lanes
                 else Block(block.first_id, {path: leaf[self.lanes] for path, leaf in block.columns.items()})
             )
-        self.evicted += self.next_id - expected
+        self.evicted += (self.next_id - expected) if is_counted else 0
 
     def _mask(self, block: Block) -> NDArray[np.bool]:
         """Which rows of a block [B, T] are of a chosen episode."""

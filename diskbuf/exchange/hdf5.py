@@ -1,0 +1,161 @@
+"""HDF5: a dataset a leaf, in groups as the leaves are nested."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf.errors import MissingExtraError, OptionError, SpecError
+from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, check_axes
+from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Format, RowSource, Target
+from diskbuf.exchange.places import local_file
+from diskbuf.exchange.store_rows import StoreRows
+
+_CHUNK_BYTES = 2**20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hdf5Format(Format):
+    """An HDF5 file: a dataset [T, B, *shape] a leaf, `id` [T] and `lane` [B].
+
+    Attributes:
+        compression: Of the datasets: "none", "gzip" or "lzf".
+        level: How hard gzip tries, 0 to 9; None for its usual level.
+        axes: What the first axes of a foreign file's datasets are: "rows", "lanes,steps" or "steps,lanes".
+
+    Raises:
+        OptionError: When an option is outside its rule.
+    """
+
+    compression: str = "none"
+    level: int | None = None
+    axes: Axes = "rows"
+
+    name: ClassVar[str] = "hdf5"
+    endings: ClassVar[tuple[str, ...]] = (".h5", ".hdf5")
+    extra: ClassVar[str | None] = "hdf5"
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("none", "gzip", "lzf"):
+            raise OptionError(f"compression must be one of none, gzip, lzf, got {self.compression!r}.")
+        if self.level is not None and (
+            type(self.level) is not int or not 0 <= self.level <= 9 or self.compression != "gzip"
+        ):
+            raise OptionError(f"level must be an int from 0 to 9, for gzip alone, got {self.level!r}.")
+        check_axes(self.axes)
+
+    def export(self, rows: StoreRows, target: Target) -> None:
+        """Writes a file; datasets grow as rows come."""
+        h5py = _h5py()
+        rows.check_is_grid()
+        lanes = len(rows.lanes)
+        with h5py.File(target.local_path(), "w") as file:
+            names = _dataset_names(rows)
+            carried_here = dataclasses.replace(rows.carried, names=names)
+            carried = json.dumps(carried_here.to_json(), ensure_ascii=False).encode()
+            # A dataset and no attribute: attributes are of 64 KiB at most.
+            file.create_dataset(CARRIED_KEY, data=np.frombuffer(carried, np.uint8))
+            file.attrs["writer"] = "diskbuf"
+            file.create_dataset(LANE, data=rows.lanes)
+            ids = file.create_dataset(ID, (0,), np.int64, maxshape=(None,), chunks=(2**14,))
+            datasets = {}
+            for path, spec in rows.columns.items():
+                shape = (lanes, *spec.shape)
+                row_bytes = max(1, int(np.prod(shape)) * spec.dtype.itemsize)
+                steps = max(1, rows.next_id - rows.first_id)
+                chunk = (min(steps, max(1, _CHUNK_BYTES // row_bytes)), *(max(1, size) for size in shape))
+                datasets[path] = file.create_dataset(
+                    names[path],
+                    (0, *shape),
+                    spec.dtype,
+                    maxshape=(None, *shape),
+                    chunks=chunk,
+                    compression=None if self.compression == "none" else self.compression,
+                    compression_opts=self.level,
+                )
+            done = 0
+            for block in rows.grid_blocks():
+                steps = block.next_id - block.first_id
+                ids.resize((done + steps,))
+                ids[done:] = np.arange(block.first_id, block.next_id)
+                for path, dataset in datasets.items():
+                    dataset.resize((done + steps, *dataset.shape[1:]))
+                    if dataset.size:
+                        dataset[done:] = block.columns[path].swapaxes(0, 1)
+                done += steps
+
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> RowSource:
+        """Opens a file; datasets are read from it piece by piece."""
+        return _Hdf5Source(local_file(place, storage_options), self.axes)
+
+
+def _dataset_names(rows: StoreRows) -> dict[str, str]:
+    """Names that HDF5 takes: no part of one is empty or dots, and none is the group of another."""
+    names = set(rows.names.values())
+    groups = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
+    is_odd = any(part in ("", ".", "..") or "\0" in part for name in names for part in name.split("/"))
+    if not is_odd and not groups & (names | {ID, LANE, CARRIED_KEY}):
+        return rows.names
+    return {path: f"leaves/{layout.file_path}" for path, layout in rows.layouts.items()}
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingExtraError(
+            "the format hdf5 must have the package h5py, which isn't installed. pip install 'diskbuf[hdf5]'."
+        ) from error
+    return h5py
+
+
+class _Hdf5Source(ArraySource):
+    def __init__(self, path: Path, axes: Axes) -> None:
+        h5py = _h5py()
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise SpecError(f"{path} must be an HDF5 file that can be read: {error}.") from error
+        try:
+            arrays: dict[str, StoredArray] = {}
+
+            def take(name: str, item: Any) -> None:
+                if isinstance(item, h5py.Dataset):
+                    arrays[name] = _Dataset(item, str(path))
+
+            self._file.visititems(take)
+            super().__init__(str(path), arrays, axes=axes)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Dataset(StoredArray):
+    """A dataset of an HDF5 file."""
+
+    def __init__(self, dataset: Any, path: str) -> None:
+        self._dataset = dataset
+        self._path = path
+        self.shape = dataset.shape if dataset.shape is not None else ()
+        self.dtype = dataset.dtype
+        self.kind = f"{self.dtype} {list(self.shape)}"
+        if self.dtype.hasobject or dataset.shape is None:
+            self.problem = "text, objects or arrays of different lengths, which are never loaded"
+
+    def steps(self, axes: Axes, count: int) -> Iterator[NDArray[Any]]:
+        try:
+            if axes != "lanes,steps":
+                for begin in range(0, self.shape[0], count):
+                    yield np.asarray(self._dataset[begin : begin + count])
+                return
+            for begin in range(0, self.shape[1], count):
+                yield np.asarray(self._dataset[:, begin : begin + count]).swapaxes(0, 1)
+        except OSError as error:
+            raise SpecError(f"dataset {self._dataset.name} of {self._path} can't be read: {error}.") from error

@@ -1,0 +1,158 @@
+"""Parquet: a table of rows, in row groups."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf.errors import OptionError
+from diskbuf.exchange.contract import Format, RowSource, Target
+from diskbuf.exchange.places import opened_for_reading
+from diskbuf.exchange.store_rows import StoreRows
+from diskbuf.exchange.tables import (
+    arrays_of,
+    batch_of,
+    carried_of,
+    naming_what_is_wrong,
+    schema_of,
+    source_columns,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COMPRESSIONS = ("none", "snappy", "zstd", "lz4", "gzip", "brotli")
+_READ_BYTES = 2**23
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParquetFormat(Format):
+    """A Parquet file, or to import from a folder of such files too.
+
+    Arrays are lists, which Arrow's readers see as tensors of their shape. Floats aren't dictionary-encoded, so that
+    every bit of a NaN comes back.
+
+    Attributes:
+        compression: Of the pages: none, snappy, zstd, lz4, gzip or brotli.
+        level: How hard it tries; None for its usual level.
+        row_group_bytes: Of the rows in a row group, before they are encoded, about.
+
+    Raises:
+        OptionError: When an option is outside its rule.
+    """
+
+    compression: str = "zstd"
+    level: int | None = None
+    row_group_bytes: int = 2**26
+
+    name: ClassVar[str] = "parquet"
+    endings: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    takes_urls: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.compression not in _COMPRESSIONS:
+            raise OptionError(f"compression must be one of {', '.join(_COMPRESSIONS)}, got {self.compression!r}.")
+        if self.level is not None and (isinstance(self.level, bool) or not isinstance(self.level, int)):
+            raise OptionError(f"level must be an int, got {self.level!r}.")
+        if type(self.row_group_bytes) is not int or self.row_group_bytes < 1:
+            raise OptionError(f"row_group_bytes must be an int of at least 1, got {self.row_group_bytes!r}.")
+
+    def export(self, rows: StoreRows, target: Target) -> None:
+        """Writes a file."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = schema_of(rows)
+        with (
+            target.open() as file,
+            pq.ParquetWriter(
+                pa.PythonFile(file, "w") if target.path is None else file,
+                schema,
+                compression=self.compression,
+                compression_level=self.level,
+                use_dictionary=_dictionary_columns(rows),
+            ) as writer,
+        ):
+            waiting: list[pa.RecordBatch] = []
+            for block in rows.row_blocks(block_bytes=self.row_group_bytes):
+                waiting.append(batch_of(rows, block, schema))
+                if sum(batch.nbytes for batch in waiting) >= self.row_group_bytes // 2:
+                    _write(writer, waiting)
+            if waiting:
+                _write(writer, waiting)
+
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> RowSource:
+        """Opens a file, or the files of a folder."""
+        return _ParquetSource(place, storage_options)
+
+
+def _write(writer: Any, waiting: "list[pa.RecordBatch]") -> None:
+    """Writes batches as one row group, and lets go of them."""
+    import pyarrow as pa
+
+    table = pa.Table.from_batches(waiting)
+    writer.write_table(table, row_group_size=len(table))
+    waiting.clear()
+
+
+def _dictionary_columns(rows: StoreRows) -> list[str]:
+    """Columns whose values are worth a dictionary: Parquet has no ints of fewer than 32 bits otherwise."""
+    return ["lane"] + [
+        _leaf_path(rows.names[path], bool(spec.shape)) for path, spec in rows.columns.items() if spec.dtype.kind in "iu"
+    ]
+
+
+def _leaf_path(name: str, is_list: bool) -> str:
+    return f"{name}.list.element" if is_list else name
+
+
+class _ParquetSource(RowSource):
+    def __init__(self, place: str, storage_options: Mapping[str, Any] | None) -> None:
+        self.name = place
+        self._options = storage_options
+        self._places = _files_of(place)
+        import pyarrow.parquet as pq
+
+        self.num_rows = 0
+        first: Any = None
+        for part in self._places:
+            with opened_for_reading(part, storage_options) as file, naming_what_is_wrong(part, "Parquet"):
+                opened = pq.ParquetFile(file)
+                schema, rows = opened.schema_arrow, opened.metadata.num_rows
+            if first is None:
+                first = schema
+            elif not schema.equals(first):
+                raise OptionError(f"the files of {place} must have the same columns, got others in {part}.")
+            self.num_rows += rows
+        self.carried = carried_of(first.metadata, name=place)
+        self.columns = source_columns(first, self.carried)
+
+    def blocks(self, wanted: Mapping[str, np.dtype[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+        import pyarrow.parquet as pq
+
+        names = list(wanted)
+        specs = [self.columns[name].spec for name in names]
+        row_bytes = sum(
+            spec.dtype.itemsize * int(np.prod(spec.shape, dtype=np.int64)) for spec in specs if spec is not None
+        )
+        size = max(1, min(2**20, _READ_BYTES // max(1, row_bytes)))
+        row = 0
+        for part in self._places:
+            with opened_for_reading(part, self._options) as file, naming_what_is_wrong(part, "Parquet"):
+                for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=size, columns=names):
+                    found = arrays_of(batch, self.columns, first_row=row, name=self.name)
+                    row += batch.num_rows
+                    yield {name: found[name] for name in names}
+
+
+def _files_of(place: str) -> Sequence[str]:
+    """The files of a folder, sorted by name; a file or a URL by itself."""
+    if "://" in place or not Path(place).is_dir():
+        return [place]
+    found = sorted(str(path) for path in Path(place).rglob("*.parquet"))
+    if not found:
+        raise OptionError(f"source must be a Parquet file or a folder of them, got the folder {place} without any.")
+    return found

@@ -1,0 +1,177 @@
+"""Rows as Arrow tables, in the types that a store's own Arrow layout has, and columns of Arrow tables as arrays."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diskbuf.errors import SpecError
+from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Carried, RowBlock, SourceColumn
+from diskbuf.exchange.store_rows import StoreRows
+from diskbuf.specs import ArraySpec
+from diskbuf.store.chunk_formats.arrow_parts import arrow_array, arrow_type
+from diskbuf.store.layout import ColumnLayout
+from diskbuf.tree import Structure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_KEYS = {ID: ArraySpec((), np.int64), LANE: ArraySpec((), np.int32)}
+
+
+def schema_of(rows: StoreRows) -> "pa.Schema":
+    """Returns the columns of a table of rows, with what a file carries in its metadata."""
+    import pyarrow as pa
+
+    fields = [pa.field(ID, pa.int64(), nullable=False), pa.field(LANE, pa.int32(), nullable=False)]
+    fields += [
+        pa.field(rows.names[path], arrow_type(_one_lane(rows.layouts[path])), nullable=False) for path in rows.columns
+    ]
+    carried = json.dumps(rows.carried.to_json(), ensure_ascii=False)
+    return pa.schema(fields, metadata={CARRIED_KEY: carried})
+
+
+def batch_of(rows: StoreRows, block: RowBlock, schema: "pa.Schema") -> "pa.RecordBatch":
+    """Returns a block as a record batch, without copying its arrays."""
+    import pyarrow as pa
+
+    arrays = [pa.array(block.ids), pa.array(block.lanes)]
+    arrays += [arrow_array(_one_lane(rows.layouts[path]), block.columns[path][:, None]) for path in rows.columns]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def _one_lane(layout: ColumnLayout) -> ColumnLayout:
+    return dataclasses.replace(layout, lanes=1)
+
+
+def carried_of(metadata: Mapping[bytes, bytes] | None, *, name: str) -> Carried | None:
+    """Returns what a file carries in its schema's metadata.
+
+    Raises:
+        StoreFormatError: When that can't be read.
+    """
+    text = (metadata or {}).get(CARRIED_KEY.encode())
+    if text is None:
+        return None
+    value: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(text)
+    return Carried.from_json(value, name=name)
+
+
+def source_columns(schema: "pa.Schema", carried: Carried | None) -> dict[str, SourceColumn]:
+    """Returns the columns of a table.
+
+    Args:
+        schema: The table's.
+        carried: What its file carries: bools and complex numbers are stored otherwise.
+    """
+    known = dict(_KEYS) if carried is not None else {}
+    if carried is not None:
+        structure = Structure(carried.spec)
+        specs = dict(zip(structure.paths, structure.flatten(carried.spec), strict=True))
+        known |= {column: ArraySpec(specs[path].shape, specs[path].dtype) for path, column in carried.names.items()}
+    found = {}
+    for field in schema:
+        stored = _stored_spec(field.type)
+        spec = known.get(field.name, stored)
+        if spec is not stored and (stored is None or _stored_as(spec) != (stored.dtype, stored.shape)):
+            spec = stored if 0 not in (() if spec is None else spec.shape) else spec
+        found[field.name] = SourceColumn(spec=spec, kind=str(field.type))
+    return found
+
+
+def _stored_spec(kind: "pa.DataType") -> ArraySpec | None:
+    """What a row of an Arrow type is; None for what is no array of one shape."""
+    import pyarrow as pa
+
+    shape: tuple[int, ...] = ()
+    if isinstance(kind, pa.FixedShapeTensorType):
+        if kind.permutation not in (None, list(range(len(kind.shape)))):
+            return None
+        shape, kind = tuple(kind.shape), kind.value_type
+    while pa.types.is_fixed_size_list(kind):
+        shape, kind = (*shape, kind.list_size), kind.value_type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return None
+    return ArraySpec(shape, kind.to_pandas_dtype())
+
+
+def _stored_as(spec: ArraySpec | None) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """The dtype and shape of the numbers that a leaf is stored as."""
+    if spec is None or 0 in spec.shape:
+        return None
+    if spec.dtype.kind == "c":
+        return np.dtype(f"f{spec.dtype.itemsize // 2}"), (*spec.shape, 2)
+    if spec.dtype.kind == "b" and spec.shape:
+        return np.dtype(np.uint8), spec.shape
+    return spec.dtype, spec.shape
+
+
+def arrays_of(
+    batch: "pa.RecordBatch", columns: Mapping[str, SourceColumn], *, first_row: int, name: str
+) -> dict[str, NDArray[Any]]:
+    """Returns the columns of a record batch as arrays [N, *shape].
+
+    Args:
+        batch: Some rows.
+        columns: What its columns are.
+        first_row: Number of its first row, for messages.
+        name: Of the file, for messages.
+
+    Raises:
+        SpecError: When a value is missing.
+    """
+    return {
+        column: _array_of(batch.column(place), columns[column].spec, column=column, first_row=first_row, name=name)
+        for place, column in enumerate(batch.schema.names)
+    }
+
+
+def _array_of(array: "pa.Array", spec: ArraySpec | None, *, column: str, first_row: int, name: str) -> NDArray[Any]:
+    import pyarrow as pa
+
+    if spec is None:
+        raise SpecError(f"column {column!r} of {name} must be numbers or bools of one shape.", path=column)
+    count = len(array)
+    if 0 in spec.shape:
+        return np.zeros((count, *spec.shape), spec.dtype)
+    _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
+    while isinstance(array, pa.ExtensionArray) or pa.types.is_fixed_size_list(array.type):
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
+        _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
+    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    if spec.dtype.kind == "c":
+        numbers = numbers.view(spec.dtype)
+    elif spec.dtype.kind == "b" and numbers.dtype != np.bool:
+        numbers = numbers.view(np.bool)
+    return numbers.reshape(count, *spec.shape)
+
+
+def _check_no_nulls(array: "pa.Array", rows: int, *, column: str, first_row: int, name: str) -> None:
+    if array.null_count:
+        at = int(np.asarray(array.is_null()).argmax()) // max(1, len(array) // max(1, rows))
+        raise SpecError(
+            f"column {column!r} of {name} must have a value in every row, but row {first_row + at} has none. "
+            "Fill them in, or leave such rows out.",
+            path=column,
+        )
+
+
+@contextlib.contextmanager
+def naming_what_is_wrong(name: str, kind: str) -> Iterator[None]:
+    """Says which file can't be read, and how.
+
+    Raises:
+        SpecError: When Arrow can't read it.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise SpecError(f"{name} must be a file of {kind} that can be read: {error}.") from error
