@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import SpecError
-from diskbuf.store.layout import ColumnLayout
+from diskbuf.store.layout import Leaf
 from diskbuf.trajectories import StepType
 
 _FIRST, _LAST = int(StepType.FIRST), int(StepType.LAST)
@@ -130,7 +130,7 @@ class FlagRule(EndRule):
         del rows
 
 
-def end_rule(layouts: Sequence[ColumnLayout], ends: str | None = None) -> EndRule:
+def end_rule(layouts: Sequence[Leaf], ends: str | None = None) -> EndRule:
     """Chooses the rule for a store.
 
     Args:
@@ -248,9 +248,9 @@ def _shifted(latest: Rows, rows: Rows) -> Rows:
     return [np.concatenate([one, column[:, :-1]], axis=1) for one, column in zip(latest, rows, strict=True)]
 
 
-def _is_int(layout: ColumnLayout) -> bool:
+def _is_int(layout: Leaf) -> bool:
     return layout.shape == () and layout.dtype.kind in "iu"
 
 
-def _names(layouts: Sequence[ColumnLayout]) -> str:
+def _names(layouts: Sequence[Leaf]) -> str:
     return ", ".join(repr(layout.path) for layout in layouts)

@@ -89,7 +89,7 @@ def episode_blocks(
         reward: As for `episodes`.
 
     Yields:
-        Tables as `episodes` returns them, some of them without a row. Each is by first id and lane, but a table may hold
+        Tables as `episodes` returns them, some of them without a row. Each is by first id and lane, but may hold
         episodes that begin before those of the one before it. What is overwritten after it was given isn't taken back.
 
     Raises:
