@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Carried, RowSource, SourceColumn
+from diskbuf.exchange.store_rows import StoreRows
 from diskbuf.specs import ArraySpec
 
 Axes = Literal["rows", "lanes,steps", "steps,lanes"]
@@ -28,6 +29,20 @@ def check_axes(axes: str) -> None:
     """
     if axes not in get_args(Axes):
         raise OptionError(f"axes must be one of {', '.join(map(repr, get_args(Axes)))}, got {axes!r}.")
+
+
+def array_names(rows: StoreRows) -> dict[str, str]:
+    """Returns a name for each leaf, by its path, that stands beside what else is in the file.
+
+    They are the leaves' own, unless a part of one is empty or dots, or one is the folder of another, which HDF5 doesn't
+    take: all are then as in the store's folder.
+    """
+    names = set(rows.names.values())
+    folders = {name[:place] for name in names for place in range(len(name)) if name[place] == "/"}
+    is_odd = any(part in ("", ".", "..") or "\0" in part for name in names for part in name.split("/"))
+    if not is_odd and not folders & (names | {ID, LANE}) and not {CARRIED_KEY} & (names | folders):
+        return rows.names
+    return {path: f"leaves/{layout.file_path}" for path, layout in rows.layouts.items()}
 
 
 class StoredArray(abc.ABC):

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 2**22
 _ELEMENT = re.compile(r"(.*)\[([0-9]+(?:,[0-9]+)*)\]", re.DOTALL)
+_NO_TEXT = ("", "nan", "NaN", "inf", "-inf")
 _BOOLS = {"true": True, "false": False, "True": True, "False": False, "1": True, "0": False}
 
 
@@ -118,7 +119,7 @@ class _CsvSource(RowSource):
         self.name = place
         self._options = storage_options
         with opened_for_reading(place, storage_options) as file, naming_what_is_wrong(place, "CSV"):
-            reader = self._reader(file, {}, None)
+            reader = self._reader(file, {}, None, nulls=_NO_TEXT)  # so that a column of floats looks like one
             kinds = {field.name: field.type for field in reader.schema}
             if len(kinds) < len(reader.schema):
                 raise SpecError(f"the columns of {place} must have different names, got {reader.schema.names}.")
@@ -171,7 +172,9 @@ class _CsvSource(RowSource):
             return found
         return numbers
 
-    def _reader(self, file: Any, types: Mapping[str, Any], names: list[str] | None) -> Any:
+    def _reader(
+        self, file: Any, types: Mapping[str, Any], names: list[str] | None, *, nulls: Sequence[str] = ("",)
+    ) -> Any:
         import pyarrow as pa
         import pyarrow.csv as pa_csv
 
@@ -181,7 +184,7 @@ class _CsvSource(RowSource):
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict(types),
                 include_columns=names,
-                null_values=[""],
+                null_values=list(nulls),
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
             ),
@@ -216,9 +219,8 @@ def _grouped(kinds: Mapping[str, Any]) -> tuple[dict[str, SourceColumn], dict[st
                 shape = shapes[array]
                 elements[array] = [places[array][place] for place in itertools.product(*map(range, shape))]
                 dtypes = [_dtype_of(kinds[element]) for element in elements[array]]
-                dtype = (
-                    np.result_type(*(found for found in dtypes if found is not None)) if None not in dtypes else None
-                )
+                known = [found for found in dtypes if found is not None]
+                dtype = np.result_type(*known) if len(known) == len(dtypes) else None
                 columns[array] = _column(dtype, shape, f"text like {kind}")
         else:
             columns[name] = _column(_dtype_of(kind), (), f"text like {kind}")
@@ -234,6 +236,8 @@ def _dtype_of(kind: Any) -> np.dtype[Any] | None:
     """What a column looks like in its first block, None for text."""
     import pyarrow as pa
 
+    if pa.types.is_null(kind):
+        return np.dtype(np.float64)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         found: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
         return found

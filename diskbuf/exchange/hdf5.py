@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import MissingExtraError, OptionError, SpecError
-from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, check_axes
+from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, array_names, check_axes
 from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Format, RowSource, Target
 from diskbuf.exchange.places import local_file
 from diskbuf.exchange.store_rows import StoreRows
@@ -54,29 +55,29 @@ class Hdf5Format(Format):
         rows.check_is_grid()
         lanes = len(rows.lanes)
         with h5py.File(target.local_path(), "w") as file:
-            names = _dataset_names(rows)
+            names = array_names(rows)
             carried_here = dataclasses.replace(rows.carried, names=names)
             carried = json.dumps(carried_here.to_json(), ensure_ascii=False).encode()
             # A dataset and no attribute: attributes are of 64 KiB at most.
             file.create_dataset(CARRIED_KEY, data=np.frombuffer(carried, np.uint8))
             file.attrs["writer"] = "diskbuf"
             file.create_dataset(LANE, data=rows.lanes)
-            ids = file.create_dataset(ID, (0,), np.int64, maxshape=(None,), chunks=(2**14,))
-            datasets = {}
-            for path, spec in rows.columns.items():
-                shape = (lanes, *spec.shape)
-                row_bytes = max(1, int(np.prod(shape)) * spec.dtype.itemsize)
-                steps = max(1, rows.next_id - rows.first_id)
-                chunk = (min(steps, max(1, _CHUNK_BYTES // row_bytes)), *(max(1, size) for size in shape))
-                datasets[path] = file.create_dataset(
+            chunk = _chunk((), np.dtype(np.int64), rows.next_id - rows.first_id)
+            ids = file.create_dataset(ID, (0,), np.int64, maxshape=(None,), chunks=chunk)
+            shapes = {path: (lanes, *spec.shape) for path, spec in rows.columns.items()}
+            datasets = {
+                path: file.create_dataset(
                     names[path],
                     (0, *shape),
-                    spec.dtype,
+                    rows.columns[path].dtype,
                     maxshape=(None, *shape),
-                    chunks=chunk,
+                    chunks=_chunk(shape, rows.columns[path].dtype, rows.next_id - rows.first_id),
                     compression=None if self.compression == "none" else self.compression,
                     compression_opts=self.level,
                 )
+                for path, shape in shapes.items()
+                if 0 not in shape
+            }
             done = 0
             for block in rows.grid_blocks():
                 steps = block.next_id - block.first_id
@@ -84,23 +85,20 @@ class Hdf5Format(Format):
                 ids[done:] = np.arange(block.first_id, block.next_id)
                 for path, dataset in datasets.items():
                     dataset.resize((done + steps, *dataset.shape[1:]))
-                    if dataset.size:
-                        dataset[done:] = block.columns[path].swapaxes(0, 1)
+                    dataset[done:] = block.columns[path].swapaxes(0, 1)
                 done += steps
+            for path, shape in shapes.items():
+                if 0 in shape:  # nothing to chunk
+                    file.create_dataset(names[path], (done, *shape), rows.columns[path].dtype)
 
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> RowSource:
         """Opens a file; datasets are read from it piece by piece."""
         return _Hdf5Source(local_file(place, storage_options), self.axes)
 
 
-def _dataset_names(rows: StoreRows) -> dict[str, str]:
-    """Names that HDF5 takes: no part of one is empty or dots, and none is the group of another."""
-    names = set(rows.names.values())
-    groups = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
-    is_odd = any(part in ("", ".", "..") or "\0" in part for name in names for part in name.split("/"))
-    if not is_odd and not groups & (names | {ID, LANE, CARRIED_KEY}):
-        return rows.names
-    return {path: f"leaves/{layout.file_path}" for path, layout in rows.layouts.items()}
+def _chunk(shape: tuple[int, ...], dtype: np.dtype[Any], steps: int) -> tuple[int, ...]:
+    """The chunk of a dataset, in steps as many as make up a MiB."""
+    return (max(1, min(steps, _CHUNK_BYTES // (math.prod(shape) * dtype.itemsize))), *shape)
 
 
 def _h5py() -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf import specs
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import Carried, Episode, EpisodeSource, Progress, RowSource, Source
 from diskbuf.exchange.formats import format_of
@@ -348,6 +347,8 @@ def _mapped_blocks(
 
 def _leaf(block: Mapping[str, NDArray[Any]], leaf: MappedLeaf, source: RowSource) -> NDArray[Any]:
     where = f"column {leaf.column!r} of {source.name}"
+    if leaf.is_rounded:
+        return block[leaf.column].astype(leaf.spec.dtype)
     return cast_exactly(block[leaf.column], leaf.spec.dtype, path=leaf.path, where=where)
 
 
@@ -462,14 +463,3 @@ class _Restored(_OfRows):
 
 def _nothing(done: int, total: int) -> None:
     del done, total
-
-
-def spec_like(store: Any) -> Any:
-    """Returns the spec of an open buffer, for a mapping.
-
-    Raises:
-        OptionError: When it has none.
-    """
-    if not hasattr(store, "data_spec"):
-        raise OptionError(f"like must be a buffer, got {store!r}.")
-    return specs.as_spec(store.data_spec)

@@ -39,7 +39,7 @@ class ColumnMap:
             `action` and `policy_info` or leaves below them, and of `reward`, `terminated`, `truncated` and `episode`:
             an episode that ends because the next row is of another was truncated, unless it terminated.
         casts: dtypes by the path of the leaf, for sources of another one. Values that don't come through exactly are
-            refused.
+            refused; but the reward of a trajectory is rounded, as that of an environment is.
         drop: Source columns that are left out.
         only_mapped: Whether all other source columns are left out.
         id: The source column of step ids, which are then kept; rows must come in their order. None takes `id` where a
@@ -133,12 +133,14 @@ class MappedLeaf(NamedTuple):
         column: The source column.
         spec: What the leaf is.
         read_as: The dtype that the column is read as.
+        is_rounded: Whether values need not come through a cast exactly.
     """
 
     path: str
     column: str
     spec: ArraySpec
     read_as: np.dtype[Any]
+    is_rounded: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -283,7 +285,7 @@ def _of_trajectory(mapping: ColumnMap, source: RowSource) -> tuple[list[MappedLe
     for path, column in roles.items():
         leaf = _mapped(path, column, source, None, mapping.casts)
         if path == "reward":
-            _check_is_number(leaf, source)
+            leaf = _as_reward(leaf, source, is_cast=path in mapping.casts)
         elif path in _FLAGS and (leaf.spec.shape or leaf.spec.dtype.kind not in "biu"):
             raise SpecError(
                 f"column {column!r} of {source.name} must be true or false to be {path}, "
@@ -305,16 +307,21 @@ def _of_trajectory(mapping: ColumnMap, source: RowSource) -> tuple[list[MappedLe
         if found:
             raise SpecError(f"next_observation must be as observation: {found[0]}.", path="next_observation")
     policy = PolicyStep(nests["action"], (), nests["policy_info"])
-    return leaves, trajectory_spec(time_step_spec(nests["observation"]), policy)
+    reward = next(leaf.spec for leaf in leaves if leaf.path == "reward")
+    return leaves, trajectory_spec(time_step_spec(nests["observation"])._replace(reward=reward), policy)
 
 
-def _check_is_number(leaf: MappedLeaf, source: RowSource) -> None:
+def _as_reward(leaf: MappedLeaf, source: RowSource, *, is_cast: bool) -> MappedLeaf:
+    """A reward stays the float that it is, other numbers become float32; a cast rounds it, as an environment does."""
     if leaf.spec.shape or leaf.spec.dtype.kind not in "biuf":
         raise SpecError(
             f"column {leaf.column!r} of {source.name} must be one number to be the {leaf.path}, "
             f"got {source.columns[leaf.column].kind}.",
             path=leaf.path,
         )
+    is_kept = is_cast or leaf.spec.dtype in (np.float32, np.float64)
+    dtype = leaf.spec.dtype if is_kept else np.dtype(np.float32)
+    return leaf._replace(spec=ArraySpec((), dtype, name="reward"), is_rounded=is_cast)
 
 
 def _is_below(path: str, role: str) -> bool:
@@ -431,4 +438,4 @@ def _is_inside(numbers: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool]:
 def _unknown(what: str, word: str, known: Iterable[str], where: str) -> str:
     names = list(known)
     near = difflib.get_close_matches(word, names, n=3, cutoff=0.5) or names[:10]
-    return f"{what} must be one of {where}, got {word!r}. Nearest: {', '.join(map(repr, near))}."
+    return f"{what} must be one of those of {where}, got {word!r}. Nearest: {', '.join(map(repr, near))}."

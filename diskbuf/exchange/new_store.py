@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf import specs
@@ -207,8 +206,3 @@ def check_is_free(path: Path) -> None:
     raise StoreExistsError(
         f"destination must be free, but {path} holds {what}. Choose another place, or remove it first.", path=str(path)
     )
-
-
-def as_time_axis(leaf: NDArray[Any]) -> NDArray[Any]:
-    """Returns rows [T, *shape] of one lane as [1, T, *shape]."""
-    return np.ascontiguousarray(leaf)[None]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError, SpecError, WindowError
-from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, check_axes
+from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, array_names, check_axes
 from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Format, RowSource, Target
 from diskbuf.exchange.places import local_file
 from diskbuf.exchange.store_rows import StoreRows
@@ -70,12 +70,14 @@ class NpzFormat(Format):
         with zipfile.ZipFile(path, "w", kind, allowZip64=True) as archive:
             _put(archive, ID, np.arange(rows.first_id, rows.next_id))
             _put(archive, LANE, rows.lanes)
-            text = json.dumps(rows.carried.to_json(), ensure_ascii=False).encode()
+            names = array_names(rows)
+            carried = dataclasses.replace(rows.carried, names=names)
+            text = json.dumps(carried.to_json(), ensure_ascii=False).encode()
             _put(archive, CARRIED_KEY, np.frombuffer(text, np.uint8))
             for leaf, spec in rows.columns.items():
                 shape = (steps, len(rows.lanes), *spec.shape)
                 expected = rows.first_id
-                with _begun(archive, rows.names[leaf], spec.dtype, shape) as member:
+                with _begun(archive, names[leaf], spec.dtype, shape) as member:
                     for block in rows.grid_blocks([leaf], is_counted=leaf == last):
                         if block.first_id != expected:
                             return False
