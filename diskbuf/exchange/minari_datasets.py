@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from diskbuf import specs
 from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
-from diskbuf.exchange.mapping import cast_exactly
+from diskbuf.exchange.mapping import cast_exactly, nest_of
 from diskbuf.exchange.transitions import with_final_observation
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.tree import Structure
@@ -155,19 +155,14 @@ class MinariSource(EpisodeSource):
             )
         self.reward_spec = ArraySpec((), rewards.dtype, name="reward")
         if self._info is not None:
-            infos = fields["infos"] or {}
-            if self._info not in infos:
+            info = _info_of(fields, self._info)
+            if info is None:
                 raise OptionError(
                     f"policy_info must be an info of {self.name}, got {self._info!r}. "
-                    f"There are {', '.join(map(repr, infos)) or 'none'}."
+                    f"There are {', '.join(map(repr, fields['infos'] or {})) or 'none'}."
                 )
-            info = Structure(infos[self._info])
-            self.policy_info_spec = info.unflatten(
-                [
-                    _leaf_spec(leaf, f"policy_info/{path}")
-                    for path, leaf in zip(info.paths, info.flatten(infos[self._info]), strict=True)
-                ]
-            )
+            specs_by_path = {path: _leaf_spec(leaf, f"policy_info/{path}") for path, leaf in _leaves_by_path(info)}
+            self.policy_info_spec = nest_of(specs_by_path)
 
     def _episode(self, number: int, fields: _Fields) -> Episode:
         where = f"episode {number} of {self.name}"
@@ -180,7 +175,7 @@ class MinariSource(EpisodeSource):
         rows = steps + 1 if terminated or truncated else steps
         info: Any = ()
         if self._info is not None:
-            info = self._leaves((fields["infos"] or {}).get(self._info, {}), self.policy_info_spec, steps, where=where)
+            info = self._leaves(_info_of(fields, self._info), self.policy_info_spec, steps, where=where)
         return Episode(
             observations=self._leaves(fields["observations"], self.observation_spec, rows, where=where),
             actions=self._leaves(fields["actions"], self.action_spec, steps, where=where),
@@ -230,19 +225,28 @@ def _buffer_of(episode: Episode) -> Any:
             )
     ends = np.zeros((2, steps), np.bool)
     ends[:, -1] = episode.terminated, episode.truncated
-    infos = None
-    if Structure(episode.policy_info).num_leaves:
-        padded = Structure(episode.policy_info)
-        longer = [np.concatenate([leaf, leaf[-1:]]) for leaf in padded.flatten(episode.policy_info)]
-        infos = {_POLICY_INFO: _plain(padded.unflatten(longer))}
+    # One by one, as Minari's Arrow storage can't read infos inside infos; of numbers it wants lists.
+    infos = {
+        f"{_POLICY_INFO}/{path}" if path else _POLICY_INFO: list(leaf) if leaf.ndim == 1 else leaf
+        for path, leaf in _leaves_by_path(episode.policy_info, longer=True)
+    }
     return EpisodeBuffer(
         observations=_plain(episode.observations),
         actions=_plain(episode.actions),
         rewards=episode.rewards,
         terminations=ends[0],
         truncations=ends[1],
-        infos=infos,
+        infos=infos or None,
     )
+
+
+def _leaves_by_path(nest: Any, *, longer: bool = False) -> list[tuple[str, NDArray[Any]]]:
+    """The leaves of a nest by path; longer by a copy of the last row, as infos are as many as observations."""
+    structure = Structure(nest)
+    leaves = [np.asarray(leaf) for leaf in structure.flatten(nest)]
+    if longer:
+        leaves = [np.concatenate([leaf, leaf[-1:]]) for leaf in leaves]
+    return list(zip(structure.paths, leaves, strict=True))
 
 
 def _plain(nest: Any) -> Any:
@@ -291,6 +295,15 @@ def _spec_of(space: Any, values: Any, path: str) -> Any:
         return BoundedArraySpec(found.shape, found.dtype, of_space.minimum, of_space.maximum)
     except SpecError:  # bounds that its dtype doesn't have
         return found
+
+
+def _info_of(fields: _Fields, name: str) -> Any:
+    """An info as a nest of dicts, None where there is none of that name."""
+    infos = fields["infos"] or {}
+    if name in infos:
+        return infos[name]
+    below = {key[len(name) + 1 :]: value for key, value in infos.items() if key.startswith(f"{name}/")}
+    return nest_of(below) if below else None
 
 
 def _leaf_spec(values: Any, path: str) -> ArraySpec:
