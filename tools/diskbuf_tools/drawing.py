@@ -68,6 +68,50 @@ def plot(
     _tell(file, ", ".join(drawn), gathered.notes, {"kinds": drawn}, as_json=as_json)
 
 
+def report(
+    store: Store,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="An .html.")],
+    episode: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--episode",
+            metavar="EPISODE",
+            help="Show frames of this one: LANE:ID, best, median, worst or last; again.",
+            show_default="best, median and worst",
+        ),
+    ] = None,
+    ends: Ends = None,
+    reward: Reward = None,
+    history: History = False,
+    force: Force = False,
+    as_json: Json = False,
+    storage_option: StorageOptions = None,
+) -> None:
+    """Make one HTML page of facts, figures and pictures, with nothing outside of the file.
+
+    Example: diskbuf report pong.zarr -o pong.html --episode 0:1200
+    """
+    from diskbuf.inspection import inspect
+    from diskbuf_tools.new_files import checked_output, new_file
+    from diskbuf_tools.pictures import require
+
+    file = checked_output(output, (".html", ".htm"), force=force)
+    require("matplotlib", verb="report", extra="plot")
+    from diskbuf_tools.gathered import chosen_episode, roles_of
+    from diskbuf_tools.report_page import make_page, named_episodes
+
+    options = storage_options(storage_option)
+    with open_store(store, history=history, storage_option=storage_option) as buffer:
+        roles = roles_of(buffer, ends=ends, reward=reward)
+        chosen = [(word, chosen_episode(buffer, roles, word, ends=ends)) for word in episode or ()]
+        gathered = _gather(buffer, roles, None, None, ends, storage_option)
+        facts = inspect(buffer.path, storage_options=options, counts_episodes=False)
+        page, notes = make_page(buffer, facts, roles, gathered, episodes=chosen or named_episodes(gathered))
+    with new_file(file, force=force) as written:
+        written.write_text(page, encoding="utf-8")
+    _tell(file, f"{gathered.next_id - gathered.first_id:,} steps a lane", tuple(notes), {}, as_json=as_json)
+
+
 def video(
     store: Store,
     episode: Annotated[
@@ -165,4 +209,4 @@ def _tell(file: Path, drawn: str, notes: "tuple[str, ...]", facts: dict[str, Any
         print(f"  left out: {note}")
 
 
-VERBS = (plot, video)
+VERBS = (plot, report, video)

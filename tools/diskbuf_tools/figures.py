@@ -174,7 +174,8 @@ def _draw_course(axes: "Axes", theme: Theme, course: Course, unit: str) -> None:
     main, second = theme.colors[0], theme.colors[1]
     if each is not None:
         ids, values = each
-        axes.plot(ids, values, "o", color=main, markersize=2.6, alpha=0.55, markeredgewidth=0, label="an episode")
+        size = 5.0 if len(values) < 60 else 2.8
+        axes.plot(ids, values, "o", color=main, markersize=size, alpha=0.6, markeredgewidth=0, label="an episode")
         window = max(1, min(len(values), max(5, len(values) // 20)))
         if len(values) > window:
             mean = np.convolve(values, np.ones(window) / window, "valid")
@@ -201,6 +202,8 @@ def _draw_course(axes: "Axes", theme: Theme, course: Course, unit: str) -> None:
 
 
 def _draw_values(axes: "Axes", theme: Theme, sample: Sample) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     values = sample.values
     if not np.isfinite(values).any():
         _say(axes, theme, "no values" if not sample.size else "no finite values")
@@ -214,7 +217,9 @@ def _draw_values(axes: "Axes", theme: Theme, sample: Sample) -> None:
         return
     low, high = _shown_range(values)
     is_whole = sample.spec.dtype.kind in "iu" and high - low < _HISTOGRAM_BINS
-    bins = np.arange(low - 0.5, high + 1) if is_whole else np.linspace(low, high, _HISTOGRAM_BINS + 1)
+    count = round(2 * len(values) ** (1 / 3))  # the Rice rule: more bins would show noise
+    count = min(_HISTOGRAM_BINS, max(10, count))
+    bins = np.arange(low - 0.5, high + 1) if is_whole else np.linspace(low, high, count + 1)
     for column in range(values.shape[1]):
         told = values[:, column][np.isfinite(values[:, column])]
         counts, edges = np.histogram(told, bins)
@@ -232,6 +237,7 @@ def _draw_values(axes: "Axes", theme: Theme, sample: Sample) -> None:
         )  # fmt: skip
     if values.shape[1] > 1:
         _legend(axes, columns=2 if values.shape[1] > 3 else 1)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_ylim(bottom=0)
 
 
@@ -437,7 +443,7 @@ def svg_of(panel: Panel, theme: Theme) -> str:
     from matplotlib.figure import Figure
 
     with _own_settings(theme, has_real_text=True):
-        figure = Figure(figsize=(5.0, 2.9), layout="constrained", facecolor="none")
+        figure = Figure(figsize=(4.0, 2.5), layout="constrained", facecolor="none")
         panel.draw(figure.subplots(), theme)
         written = io.StringIO()
         _save(figure, written, "svg")
