@@ -64,9 +64,11 @@ if TYPE_CHECKING:
         WindowError,
     )
     from diskbuf.maintenance import Fault, RepairReport, VerifyReport, repair, verify
+    from diskbuf.merging import MergeReport, merge
     from diskbuf.options import ReadOptions, StoreOptions
     from diskbuf.replay_buffers.uniform import BufferInfo, UniformReplayBuffer, open
     from diskbuf.specs import ArraySpec, BoundedArraySpec
+    from diskbuf.splitting import SplitReport, split
 
 # Where each name lives; a module stands for itself. The import block above and __all__ say the same to type checkers.
 _MODULES = {
@@ -80,12 +82,14 @@ _MODULES = {
     "EmptyBufferError": "diskbuf.errors",
     "EndOfLogError": "diskbuf.errors",
     "Fault": "diskbuf.maintenance",
+    "MergeReport": "diskbuf.merging",
     "MissingExtraError": "diskbuf.errors",
     "OptionError": "diskbuf.errors",
     "ReadOnlyError": "diskbuf.errors",
     "ReadOptions": "diskbuf.options",
     "RepairReport": "diskbuf.maintenance",
     "SpecError": "diskbuf.errors",
+    "SplitReport": "diskbuf.splitting",
     "StoreAccessError": "diskbuf.errors",
     "StoreCorruptError": "diskbuf.errors",
     "StoreError": "diskbuf.errors",
@@ -106,12 +110,14 @@ _MODULES = {
     "environments": "diskbuf.environments",
     "episodes": "diskbuf.episode_table",
     "errors": "diskbuf.errors",
+    "merge": "diskbuf.merging",
     "metrics": "diskbuf.metrics",
     "networks": "diskbuf.networks",
     "open": "diskbuf.replay_buffers.uniform",
     "policies": "diskbuf.policies",
     "repair": "diskbuf.maintenance",
     "specs": "diskbuf.specs",
+    "split": "diskbuf.splitting",
     "training": "diskbuf.training",
     "trajectories": "diskbuf.trajectories",
     "verify": "diskbuf.maintenance",
@@ -128,12 +134,14 @@ __all__ = [
     "EmptyBufferError",
     "EndOfLogError",
     "Fault",
+    "MergeReport",
     "MissingExtraError",
     "OptionError",
     "ReadOnlyError",
     "ReadOptions",
     "RepairReport",
     "SpecError",
+    "SplitReport",
     "StoreAccessError",
     "StoreCorruptError",
     "StoreError",
@@ -155,12 +163,14 @@ __all__ = [
     "environments",
     "episodes",
     "errors",
+    "merge",
     "metrics",
     "networks",
     "open",
     "policies",
     "repair",
     "specs",
+    "split",
     "training",
     "trajectories",
     "verify",

@@ -981,3 +981,16 @@ def test_a_quick_run_of_the_benchmark_measures_everything(tmp_path: Path) -> Non
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
     copies = {"raw_raw", "raw_zstd", "zstd_raw", "raw_arrow"}
     assert {row["name"] for row in rows} == {f"copy_{name}{what}" for name in copies for what in ("", "_memory")}
+
+
+@pytest.mark.parametrize("options", [diskbuf.StoreOptions(layout="arrow"), diskbuf.StoreOptions(codec="zstd")])
+def test_the_values_of_a_copy_whose_newest_chunk_isnt_full_are_verified(
+    tmp_path: Path, options: diskbuf.StoreOptions
+) -> None:
+    leaves = {f"leaf{number}": diskbuf.BoundedArraySpec([], "int32", 0, 1) for number in range(6)}
+    with diskbuf.UniformReplayBuffer(leaves, 1, None, path=tmp_path / "a", options=options) as buffer:
+        for _ in range(2):
+            buffer.add_batch({name: np.ones(1, "int32") for name in leaves})
+    diskbuf.copy(tmp_path / "a", tmp_path / "b")
+    report = diskbuf.verify(tmp_path / "b", values=True)
+    assert (report.is_clean, report.steps) == (True, 2)

@@ -26,6 +26,7 @@ FLOORS = (
     {"errors", "options", "specs", "tree", "trajectories", "version"},
     {"plan", "resident_plan", "row_rules", "store"},
     {
+        "arranging",
         "comparing",
         "copying",
         "episode_ends",
@@ -39,7 +40,9 @@ FLOORS = (
         "readers",
         "replay_buffers",
         "scanning",
+        "splitting",
         "statistics",
+        "transfer",
         "upkeep",
     },
     {"agents", "bandits", "drivers", "environments", "metrics", "networks", "policies"},

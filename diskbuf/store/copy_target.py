@@ -161,6 +161,7 @@ class CopyTarget:
         leaves: The leaves of its spec.
         source: The place of the source.
         verifies: Whether what was written is read back.
+        is_new: Whether it is a store of its own, whose time of making is that of the interrupted copy's beginning.
 
     Attributes:
         is_done: Whether an earlier call had done everything but to remove the note.
@@ -173,7 +174,14 @@ class CopyTarget:
     """
 
     def __init__(
-        self, objects: Objects, manifest: Manifest, leaves: Sequence[Leaf], *, source: str, verifies: bool
+        self,
+        objects: Objects,
+        manifest: Manifest,
+        leaves: Sequence[Leaf],
+        *,
+        source: str,
+        verifies: bool,
+        is_new: bool = False,
     ) -> None:
         self.objects = objects
         self.layouts = column_layouts(leaves, manifest, path=Path())
@@ -183,6 +191,7 @@ class CopyTarget:
         self.verifies = verifies
         self.skipped = self.bytes_written = 0
         self._source = source
+        self._is_new = is_new
         self._saved_at, self._save_seconds = -math.inf, 0.0
         self.earlier, self.kept = self._read_note()
         self.is_done = self._look()
@@ -211,6 +220,8 @@ class CopyTarget:
             raise StoreCorruptError(
                 f"{place} must be the note of a copy, but can't be read: {error}. Remove what is there.", path=place
             ) from error
+        if self._is_new:
+            self.manifest = dataclasses.replace(self.manifest, created=manifest.created)
         found = {
             name: (mine, note.get("source") if name == "source" else getattr(manifest, name))
             for name, mine in self._settings().items()

@@ -193,7 +193,9 @@ class Store:
         )
         groups = {number: group for group, numbers in enumerate(source.chunk_format.groups) for number in numbers}
         for number, column in enumerate(self.columns):
-            column.open_sealed = functools.partial(_open_sealed, source, groups[number], number)
+            column.open_sealed = functools.partial(
+                _open_sealed, source, groups[number], number, rows_in=_weakly(self._rows_in)
+            )
         self.cold_reads = AlwaysAsks()
 
     @property
@@ -780,9 +782,10 @@ def _nothing() -> None:
     pass
 
 
-def _open_sealed(source: ChunkSource, group: int, number: int, chunk: int) -> OpenedChunk:
-    rows = source.chunk_format.layouts[number].chunk_rows
-    return source.open(group, chunk, rows=rows, columns=[number])[number]
+def _open_sealed(
+    source: ChunkSource, group: int, number: int, chunk: int, *, rows_in: Callable[[int, int], int]
+) -> OpenedChunk:
+    return source.open(group, chunk, rows=rows_in(number, chunk), columns=[number])[number]
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
