@@ -101,6 +101,74 @@ def episode_blocks(
     return _blocks(store, _columns(store, ends, reward))
 
 
+class NewEpisodes:
+    """The episodes of a buffer that is being written, as they end; each row is read once.
+
+    Args:
+        buffer: A buffer, open for reading or writing.
+        ends: As for `episodes`.
+        reward: As for `episodes`.
+        most_steps: How many steps, all lanes together, are looked back at the beginning; None for the whole window.
+
+    Raises:
+        SpecError: When nothing says where episodes end, or a named leaf isn't there or of no use.
+        ClosedError: After the buffer's `close`.
+    """
+
+    def __init__(
+        self,
+        buffer: "UniformReplayBuffer",
+        *,
+        ends: str | None = None,
+        reward: str | None = None,
+        most_steps: int | None = None,
+    ) -> None:
+        self._buffer = buffer
+        store = buffer._opened()
+        self._columns = _columns(store, ends, reward)
+        first_id, next_id = store.window()
+        if most_steps is not None:
+            first_id = max(first_id, next_id - most_steps // store.manifest.batch_size)
+        self._next_id = first_id
+        self._pieces = self._from(first_id, store)
+
+    def _from(self, first_id: int, store: Store) -> "_Summary":
+        return _Summary(self._columns, first_id, lanes=store.manifest.batch_size, runs=store.runs)
+
+    def take(self) -> "pa.Table":
+        """Returns those that have ended since the last call, as `episodes` does, by first id and lane.
+
+        An episode has ended when the row behind its last one is there. Those of which rows were evicted, or cleared,
+        before they were read are left out.
+
+        Raises:
+            StoreCorruptError: When a chunk file is missing, short or has rotten.
+            ClosedError: After the buffer's `close`.
+        """
+        import pyarrow as pa
+
+        store = self._buffer._opened()
+        numbers = [*self._columns.rule.columns, *(number for number in self._columns[1:] if number is not None)]
+        block = max(1, BLOCK_VALUES // store.manifest.batch_size)
+        first_id, next_id = store.window()
+        found = []
+        if next_id < self._next_id:  # another store is there now, or its last steps were lost
+            self._next_id, self._pieces = first_id, self._from(first_id, store)
+        while self._next_id < next_id:
+            start = max(self._next_id, store.window()[0])
+            stop = min(next_id, start + block)
+            rows = store.read_columns(numbers, start, stop) if start < stop else None
+            begin = max(start, store.window()[0]) if rows is None else stop - rows[0].shape[1]
+            if begin > self._next_id:  # what came before is gone
+                found.append(self._pieces.take_ended())
+                self._pieces = self._from(begin, store)
+            self._next_id = begin
+            if rows is not None:
+                self._pieces.add(rows, store.runs)
+                self._next_id = stop
+        return pa.concat_tables([*found, self._pieces.take_ended()])
+
+
 def _blocks(store: Store, columns: "_Columns") -> Iterator["pa.Table"]:
     pieces = None
     for pieces in _summaries(store, columns):
@@ -174,8 +242,14 @@ class _Summary:
         self._is_whole = np.zeros(lanes, np.bool)
         self._found: list[tuple[NDArray[Any], ...]] = []
 
-    def add(self, rows: list[NDArray[Any]]) -> None:
-        """Takes in [lanes, T] each: the rule's columns, then the reward and the discount, where there are any."""
+    def add(self, rows: list[NDArray[Any]], runs: Sequence[int] | None = None) -> None:
+        """Takes in [lanes, T] each: the rule's columns, then the reward and the discount, where there are any.
+
+        Args:
+            rows: The rows.
+            runs: First ids of runs, where one may have begun since; None for those that are known.
+        """
+        self._runs = self._runs if runs is None else runs
         rule = self._columns.rule
         ruled = rows[: len(rule.columns)]
         others = iter(rows[len(rule.columns) :])

@@ -276,7 +276,7 @@ class _Found:
 
     def disk_bytes(self) -> int | None:
         if self.folder is not None:
-            return sum(_size(entry) for entry in _files(self.folder))
+            return disk_bytes_of(self.folder)
         entries = self.checksums()
         return sum(entry.bytes for entry in entries.values()) if entries or not self.manifest.next_id else None
 
@@ -472,6 +472,11 @@ def _files(folder: Path) -> Iterator["os.DirEntry[str]"]:
             yield from _files(Path(entry.path))
         else:
             yield entry
+
+
+def disk_bytes_of(folder: Path) -> int:
+    """Bytes that the file system has set aside for all files in a folder and below."""
+    return sum(_size(entry) for entry in _files(folder))
 
 
 def _size(entry: "os.DirEntry[str]") -> int:

@@ -588,6 +588,8 @@ class _Column:
         if known.counts is not None:
             values, counts = self._counted(known)
             return self._with_counts(facts, values, counts)
+        if known.minimum == known.maximum:
+            return self._with_counts(facts, np.array([known.minimum], self._dtype), np.array([known.finite]))
         edges = _edges(known.minimum, known.maximum)
         if self._ranks and self._bins is not None:
             quantiles = _quantiles(known.finite, lambda rank: self._ranks[rank])

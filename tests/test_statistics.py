@@ -113,7 +113,10 @@ def _is_exact(values: np.ndarray, exact: bool) -> bool:
     if exact or values.dtype.itemsize <= 2 or values.size <= 5:
         return True
     flat = values.reshape(-1)
-    return values.dtype.kind in "iu" and int(flat.max()) - int(flat.min()) < 2**16
+    if values.dtype.kind == "f":
+        finite = flat[np.isfinite(flat)]
+        return bool(finite.size) and finite.min() == finite.max()
+    return int(flat.max()) - int(flat.min()) < 2**16
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -198,6 +201,13 @@ def test_the_sample_is_uniform_over_steps_lanes_and_elements() -> None:
     for part, count in ((numbers // 15_000, 4), (numbers % 15_000 // 3 // 500, 10), (numbers % 3, 3)):
         found = np.bincount(part, minlength=count)
         assert (abs(found - 6000 / count) < 5 * np.sqrt(6000 / count)).all()
+
+
+def test_a_constant_column_is_told_exactly_from_any_sample() -> None:
+    found = of(np.full((1, 1000), 0.5, "float32"), sample_size=10)
+    assert found.is_exact
+    assert found.distinct == ((0.5, 1000),)
+    assert found.quantiles == tuple((q, 0.5) for q in QUANTILES)
 
 
 def test_only_chosen_columns_are_read(tmp_path: Path) -> None:
