@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from diskbuf_tools.demonstration import run_and_kill
 
 import diskbuf
 from diskbuf.trajectories import StepType, Trajectory
@@ -49,6 +50,7 @@ def main() -> None:
 
     say(f"Collecting {arguments.num_steps:,} steps into {store}, to be killed at about a third of them")
     seen = run_and_kill(collector, store, at_steps=arguments.num_steps // 3)
+    print(file=sys.stderr)  # the collector can't end the line of its progress bar any more
     kept = count_whole_rows(store)
     say(f"Killed with SIGKILL. Seen in the store just before: {seen:,} steps. There now, and whole: {kept:,}")
     if kept < seen:
@@ -71,35 +73,6 @@ def main() -> None:
 def command(program: str, *arguments: object) -> list[str]:
     """Returns the command that runs one of the examples."""
     return [sys.executable, str(EXAMPLES / program), *map(str, arguments)]
-
-
-def run_and_kill(collector: list[str], store: Path, *, at_steps: int) -> int:
-    """Starts the collector, watches its store from here, and kills it once that holds `at_steps`.
-
-    Returns:
-        How many steps were seen in the store before the kill.
-    """
-    process = subprocess.Popen(collector)
-    try:
-        while process.poll() is None:
-            try:
-                buffer = diskbuf.open(store)
-            except diskbuf.StoreNotFoundError:
-                time.sleep(0.02)
-                continue
-            with buffer:  # a reader sees what another process adds at once
-                while process.poll() is None:
-                    seen = buffer.num_frames()
-                    if seen >= at_steps:
-                        process.kill()
-                        process.wait()
-                        print(file=sys.stderr)  # it can't end the line of its progress bar any more
-                        return seen
-                    time.sleep(0.002)
-        sys.exit(f"The collector ended with {process.returncode} before it could be killed.")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def count_whole_rows(store: Path) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from diskbuf_tools import cli
+from diskbuf_tools.demonstration import run_and_kill
 
 import diskbuf
 from diskbuf import trajectories
@@ -24,14 +25,18 @@ from diskbuf.training.recipes import DqnSettings, dqn_agent, observation_scales
 SCRIPT = Path(sys.executable).with_name("diskbuf")
 
 
-def shell(*words: object, code: int = 0) -> str:
-    """Runs the console script as a user does, and returns what it printed."""
+def in_shell(*words: object) -> "subprocess.CompletedProcess[str]":
+    """Runs the console script as a user does."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
     environment.pop("TF_CPP_MIN_LOG_LEVEL")  # the verbs are to be quiet by themselves
-    run = subprocess.run([SCRIPT, *map(str, words)], capture_output=True, text=True, env=environment, check=False)
-    assert run.returncode == code, run.stdout + run.stderr
-    assert run.stderr == "" or code, run.stderr
-    return run.stdout or run.stderr
+    return subprocess.run([SCRIPT, *map(str, words)], capture_output=True, text=True, env=environment, check=False)
+
+
+def shell(*words: object) -> str:
+    """Returns what the console script prints when all goes well."""
+    run = in_shell(*words)
+    assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
+    return run.stdout
 
 
 def rows_of(store: Path) -> trajectories.Trajectory:
@@ -416,3 +421,24 @@ def test_the_uniform_policy_and_a_logged_column_are_judged(
     matches = best == rows["item"]
     assert values["best"] == pytest.approx((matches * 3 * rows["click"]).mean(), rel=1e-5)
     assert values["chances"] == pytest.approx(as_function["IPS"].value, rel=1e-5)
+
+
+def test_the_demo_is_killed_goes_on_and_says_when_nothing_was_learnt(tmp_path: Path) -> None:
+    words = ["demo", tmp_path / "demo", "--steps=20000", "--train-steps=1"]
+    run = in_shell(*words)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert run.stderr.count("\n") == 1
+    assert "the trained policy must earn at least 3 times what a random one does" in run.stderr
+    commands = [line.split()[2] for line in run.stdout.splitlines() if line.startswith("$ diskbuf ")]
+    assert commands == ["collect", "verify", "collect", "info", "train-offline", "evaluate", "evaluate"]
+    assert "Killed. Rows seen in the store just before" in run.stdout
+    with diskbuf.open(tmp_path / "demo" / "cartpole.zarr") as buffer:
+        assert buffer.num_frames() == 20_000
+    again = in_shell(*words)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert "demo needs a folder without a demo" in again.stderr
+
+
+def test_a_collector_that_ends_by_itself_is_no_demo(tmp_path: Path) -> None:
+    with pytest.raises(ChildProcessError, match="must run until it is killed, but it ended with 7"):
+        run_and_kill([sys.executable, "-c", "import sys; sys.exit(7)"], tmp_path / "s.zarr", at_steps=1)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +15,7 @@ import typer
 
 from diskbuf.errors import OptionError
 from diskbuf_tools.arguments import Json, StorageOptions, Store
-from diskbuf_tools.output import print_facts, print_json, print_rows, text
+from diskbuf_tools.output import bytes_text, print_facts, print_json, print_rows, text
 from diskbuf_tools.stores import open_store
 
 if TYPE_CHECKING:
@@ -303,6 +304,122 @@ def evaluate(
     _judge(policy, str(log), options, storage_option=storage_option, as_json=as_json)
 
 
+def bench(
+    store: Annotated[
+        str | None,
+        typer.Argument(metavar="[STORE]", help="Measure with the spec and steps of this store; it is only read."),
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder on the disk to measure: the store's, or the current one."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="About how long to measure.")] = 15.0,
+    as_json: Json = False,
+    storage_option: StorageOptions = None,
+) -> None:
+    """Measure how fast this machine and disk append, sample and read, beside memcpy and plain files.
+
+    Some hundred megabytes are written to a scratch folder, which is removed again, also on Ctrl-C. Without a store it
+    is frames of 84x84 bytes and small steps. Ratios are of speeds: 1 is as fast as what stands beside it.
+
+    Example: diskbuf bench --path /mnt/data
+
+    Example: diskbuf bench pong.zarr --seconds 30
+    """
+    from diskbuf_tools import store_bench
+
+    workloads = store_bench.usual_workloads() if store is None else []
+    folder = Path() if path is None else path
+    if store is not None:
+        with open_store(store, storage_option=storage_option) as buffer:
+            workloads = [store_bench.workload_of(buffer, name=f"steps of {store}")]
+            if path is None and isinstance(buffer.path, Path):
+                folder = buffer.path.absolute().parent
+    with _stages() as stage:
+        report = store_bench.bench(folder, workloads, seconds=seconds, stage=stage)
+    if as_json:
+        print_json(dataclasses.asdict(report))
+        return
+    print(f"{report.folder}: {report.cpus} CPUs, diskbuf {report.version}, {report.seconds:.0f} s")
+    for measured in report.workloads:
+        stored = f"{measured.layout}, {measured.codec}" if measured.codec else measured.layout
+        size = f"{measured.lanes:,} lanes of {bytes_text(measured.row_bytes)}, {bytes_text(measured.store_bytes)}"
+        print(f"\n{measured.name}: {size}, {stored}")
+        rows = [
+            {
+                "": figure.what,
+                "steps/s": _rounded(figure.steps_per_second),
+                "MB/s": _rounded(figure.bytes_per_second, 1e6),
+                "ratio": None if figure.ratio is None else f"{figure.ratio:.2f}",
+                "of MB/s": _rounded(figure.peer_bytes_per_second, 1e6),
+                "beside": figure.peer,
+            }
+            for figure in measured.figures
+        ]
+        print_rows(rows, list(rows[0]), form="table")
+    for note in report.notes:
+        print(f"Note: {note}")
+
+
+def demo(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="Where store and training stay; left out, a temporary one that goes."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Rows to collect.")] = 50_000,
+    train_steps: Annotated[int, typer.Option(help="Batches to train on.")] = 3000,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> int:
+    """Show the whole way in half a minute: collect, get killed, go on, train offline, evaluate.
+
+    It runs the other verbs, shows them as they would be typed, and ends with code 1 when the trained policy earns less
+    than 3 times what a random one does.
+
+    Example: diskbuf demo runs/demo
+    """
+    from diskbuf_tools import demonstration
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+
+    with contextlib.ExitStack() as stack:
+        place = folder
+        if place is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="diskbuf-demo-")))
+        report = demonstration.demo(place, num_steps=steps, num_iterations=train_steps, seed=seed, say=say)
+    if as_json:
+        print_json(dataclasses.asdict(report) | {"faults": report.faults})
+    else:
+        ratio = report.greedy_return / report.random_return
+        print(f"Done in {report.seconds:.0f} s: the trained policy earns {ratio:.1f} times what a random one does.")
+        print(f"The store is {report.store}" if folder else "Name a folder to keep the store: diskbuf demo FOLDER")
+    for fault in report.faults:
+        print(f"diskbuf: {fault}", file=sys.stderr)
+    return 1 if report.faults else 0
+
+
+def _rounded(value: float | None, unit: float = 1.0) -> float | None:
+    """To three digits, which is more than two runs have in common."""
+    if not value:
+        return value
+    number = value / unit
+    digits = 2 - math.floor(math.log10(number))
+    return round(number, digits) if digits > 0 else round(round(number, digits))
+
+
+@contextlib.contextmanager
+def _stages() -> Iterator["Callable[[str], object] | None"]:
+    """Shows what is being done on a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("bench") as status:
+        yield status.update
+
+
 def _play(policy: str, env: str, episodes: int, env_kwargs: str | None, *, seed: int, as_json: bool) -> None:
     from diskbuf.policies import RandomPolicy
     from diskbuf.training import evaluate as play
@@ -443,4 +560,4 @@ def _sizes(option: str, word: str | None) -> tuple[int, ...] | None:
         raise OptionError(f"{option} must be numbers such as 100,100, got {word!r}.") from None
 
 
-VERBS = (collect, train_offline, train_bandit, evaluate)
+VERBS = (collect, train_offline, train_bandit, evaluate, bench, demo)
