@@ -194,7 +194,7 @@ def new_place(path: str | os.PathLike[str]) -> Path | str:
 
 
 def _refitted(codec: dict[str, Any], source: Manifest, layouts: Sequence[ColumnLayout]) -> dict[str, Any]:
-    """A codec for chunks that may have other lengths, and whose inner chunks then are as long as those of a new store."""
+    """A codec for chunks of other lengths, whose inner chunks are then as long as those of a new store."""
     if "inner_rows" not in codec:
         return codec
     inner = {

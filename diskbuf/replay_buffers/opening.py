@@ -21,7 +21,7 @@ from diskbuf.store.objects import Objects
 from diskbuf.store.publishing import Publisher, PublishOptions
 from diskbuf.store.reading import Store, column_layouts
 from diskbuf.store.remote import RemoteStore, read_remote_manifest
-from diskbuf.store.writing import WritableStore, create_store, lock_store
+from diskbuf.store.writing import Trim, WritableStore, create_store, lock_store
 from diskbuf.version import __version__
 
 _ARROW_ROW_BYTES = 8 + 4  # id and lane
@@ -340,6 +340,7 @@ def open_existing(
     verifies: bool = False,
     read_options: ReadOptions | None = None,
     publish: PublishOptions | None = None,
+    trim: Trim | None = None,
 ) -> tuple[Store, ItemFormat]:
     """Opens a store from its path alone.
 
@@ -354,6 +355,7 @@ def open_existing(
         read_options: How chunks are read that are sealed.
         publish: Where it is published when it is written to, and how to reach the URL that has chunks which are no
             longer here.
+        trim: What leaves it first when it is opened for writing.
 
     Returns:
         The store and the format of its items.
@@ -407,6 +409,7 @@ def open_existing(
             reads_history=reads_history,
             read_options=read_options,
             remote=remote,
+            trim=trim,
         )
     except BaseException:
         if publisher is not None:

@@ -106,6 +106,19 @@ def create_store(path: Path, leaves: Sequence[Leaf], manifest: Manifest, *, sync
     metadata.commit(manifest, sync=sync, with_copy=False)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trim:
+    """What leaves a store when it is opened for writing.
+
+    Attributes:
+        first_id: The window begins there at the earliest.
+        drops_history: Whether what isn't in the window leaves the disk too, where the store keeps history.
+    """
+
+    first_id: int = 0
+    drops_history: bool = False
+
+
 class WritableStore(Store):
     """A store open for reading and writing.
 
@@ -122,6 +135,7 @@ class WritableStore(Store):
         is_mapped: Whether chunk files are mapped.
         read_options: How chunks are read that are sealed.
         remote: Where chunks are that are no longer here; None where all are.
+        trim: What leaves it before the run begins; None for nothing.
 
     Raises:
         StoreFormatError: When this version can't read it.
@@ -146,8 +160,10 @@ class WritableStore(Store):
         is_mapped: bool = True,
         read_options: ReadOptions | None = None,
         remote: Objects | None = None,
+        trim: Trim | None = None,
     ) -> None:
         self._lock_file = lock
+        self._trim = trim or Trim()
         self._options = options
         self._max_length = max_length
         self._metadata = metadata
@@ -198,6 +214,9 @@ class WritableStore(Store):
         self._warn_of_lost_steps(stored, extent)
         durable = header.durable or extent
         floor = extent.floor if self._max_length is None else max(extent.floor, extent.next_id - self._max_length)
+        floor = max(floor, min(self._trim.first_id, extent.next_id))
+        if self._trim.drops_history:
+            stored = dataclasses.replace(stored, oldest_id=max(stored.oldest_id, floor))
         manifest = dataclasses.replace(
             stored,
             max_length=self._max_length,
