@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,22 +27,24 @@ _BARS = 24
 _HISTOGRAM_BINS = 60
 _MOST_RUNS = 40
 _SMOOTHED_BINS = 9
+_LARGEST = 1e300
+"""What is larger lies beyond every histogram: widths of its bins would be infinite."""
 _DPI = 150
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Theme:
-    """The colours of a figure.
+    """The colours of a figure, all of them different.
 
     Attributes:
-        paper: Behind everything; None for nothing.
+        paper: Behind everything.
         ink: Of titles.
         muted: Of ticks and small text.
         rule: Of axes and grid lines.
         colors: Of the marks, in the order in which they are taken.
     """
 
-    paper: str | None
+    paper: str
     ink: str
     muted: str
     rule: str
@@ -63,6 +66,14 @@ DARK = Theme(
     rule="#333b45",
     colors=("#6ea3ff", "#f0a35a", "#4cc9a6", "#d58be6", "#f2858f", "#aab5c2"),
 )
+
+
+_IN_THE_DARK = {
+    LIGHT.ink: DARK.ink,
+    LIGHT.muted: DARK.muted,
+    LIGHT.rule: DARK.rule,
+    **dict(zip(LIGHT.colors, DARK.colors, strict=True)),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,7 +289,9 @@ def _draw_bars(
 
 def _shown_range(values: NDArray[np.float64]) -> tuple[float, float]:
     """The range of a histogram: all of it, but for a few values that lie far from all others."""
-    told = values[np.isfinite(values)]
+    told = values[np.abs(values) < _LARGEST]
+    if not len(told):
+        return -_LARGEST, _LARGEST
     low, high = float(told.min()), float(told.max())
     inner_low, inner_high = (float(edge) for edge in np.quantile(told, [0.005, 0.995]))
     margin = inner_high - inner_low
@@ -438,19 +451,24 @@ def save_grid(panels: Sequence[Panel], file: Path, *, format: Literal["png", "sv
         _save(figure, file, format)
 
 
-def svg_of(panel: Panel, theme: Theme) -> str:
-    """Draws one panel without its title and caption; returns an <svg> element with nothing behind it."""
+def svg_of(panel: Panel) -> str:
+    """Draws one panel in `LIGHT`, without its title and caption; returns an <svg> element with nothing behind it."""
     from matplotlib.figure import Figure
 
-    with _own_settings(theme, has_real_text=True):
+    with _own_settings(LIGHT, has_real_text=True):
         figure = Figure(figsize=(4.0, 2.5), layout="constrained", facecolor="none")
-        panel.draw(figure.subplots(), theme)
+        panel.draw(figure.subplots(), LIGHT)
         written = io.StringIO()
         _save(figure, written, "svg")
     svg = written.getvalue()
     # Fonts that people read in; DejaVu, which the figure was laid out with, is wider than these.
     svg = svg.replace("'DejaVu Sans'", "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif")
     return svg[svg.index("<svg") :]
+
+
+def in_the_dark(svg: str) -> str:
+    """The same figure in the colours of `DARK`; drawing takes much longer than this."""
+    return re.sub(r"#[0-9a-f]{6}\b", lambda found: _IN_THE_DARK.get(found[0], found[0]), svg)
 
 
 def _save(figure: "Figure", file: Any, format: Literal["png", "svg"]) -> None:  # noqa: A002

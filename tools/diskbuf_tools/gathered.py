@@ -515,8 +515,10 @@ class _Moments:
         if not numbers.size:
             return
         self.zeros += numbers.size - int(np.count_nonzero(numbers))
-        mean = float(numbers.mean())
-        self._join(numbers.size, mean, float(np.square(numbers - mean).sum()), numbers.min(), numbers.max())
+        with np.errstate(over="ignore", invalid="ignore"):  # of numbers near the largest there are, it is infinite
+            mean = float(numbers.mean())
+            squares = float(np.square(numbers - mean).sum())
+        self._join(numbers.size, mean, squares, numbers.min(), numbers.max())
 
     def _add_counted(self, values: NDArray[Any]) -> bool:
         """Takes in whole numbers by counting each, where they are close together."""
@@ -612,7 +614,7 @@ def _rows(
             if step_types and roles.rule is not None:
                 yield rows[~roles.rule.is_boundary([block.columns[name] for name in step_types])]
             else:
-                yield rows.reshape(-1, *rows.shape[2:])
+                yield rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
 
 
 def spread(first_id: int, next_id: int, *, most: int, pieces: int) -> list[tuple[int, int]]:
@@ -630,8 +632,8 @@ def spread(first_id: int, next_id: int, *, most: int, pieces: int) -> list[tuple
     steps = next_id - first_id
     if steps <= most:
         return [(first_id, next_id)] if steps else []
-    pieces = min(pieces, most)
-    length = most // pieces
+    length = -(-most // pieces)
+    pieces = most // length
     room = steps - length  # the first begins with the window, and the last one ends with it
     starts = [first_id + (room * piece // (pieces - 1) if pieces > 1 else room // 2) for piece in range(pieces)]
     return [(start, start + length) for start in starts]

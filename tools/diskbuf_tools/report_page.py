@@ -21,7 +21,7 @@ import numpy as np
 import diskbuf
 from diskbuf.errors import WindowError
 from diskbuf.specs import BoundedArraySpec
-from diskbuf_tools.figures import DARK, LIGHT, Panel, panels_of, svg_of
+from diskbuf_tools.figures import Panel, in_the_dark, panels_of, svg_of
 from diskbuf_tools.gathered import Episode, Gathered, Roles, RunPace, Sample, sample_column
 from diskbuf_tools.output import bytes_text, text
 from diskbuf_tools.pictures import PictureLeaf, Pixels, boundary_follows, picture_leaves
@@ -115,7 +115,7 @@ def _encoded(pixels: Pixels) -> tuple[str, tuple[int, int]]:
     image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if mode == "L" else pixels))
     image.thumbnail((_LARGEST_SIDE, _LARGEST_SIDE), Image.Resampling.BOX)
     out, kind = io.BytesIO(), "png"
-    image.save(out, "PNG", optimize=True)
+    image.save(out, "PNG")
     if out.tell() > _PNG_BYTES and mode != "RGBA":
         out, kind = io.BytesIO(), "jpeg"
         image.save(out, "JPEG", quality=85)
@@ -509,7 +509,8 @@ def _thumbnail(entry: Thumbnail) -> str:
 def _figures(panels: Iterable[Panel], *, is_wide: bool = False) -> str:
     drawn = []
     for panel in panels:
-        light, dark = (_svg_uri(svg_of(panel, theme)) for theme in (LIGHT, DARK))
+        svg = svg_of(panel)
+        light, dark = _svg_uri(svg), _svg_uri(in_the_dark(svg))
         drawn.append(
             f"<figure><figcaption><strong>{_escaped(panel.title)}</strong><span>{_escaped(panel.caption)}</span></figcaption>"
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
