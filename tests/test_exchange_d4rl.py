@@ -191,7 +191,14 @@ def test_files_that_are_no_hdf5_or_are_not_there_are_refused(tmp_path: Path) -> 
     (tmp_path / "a.hdf5").write_bytes(b"something else")
     with pytest.raises(OptionError, match=r"must be an HDF5 file"):
         import_store(tmp_path / "a.hdf5", tmp_path / "new.zarr", format="d4rl")
-    with pytest.raises(OptionError, match=r"got a folder"):
-        import_store(tmp_path, tmp_path / "new.zarr", format="d4rl")
-    with pytest.raises(FileNotFoundError):
-        import_store(tmp_path / "b.hdf5", tmp_path / "new.zarr", format="d4rl")
+    for place in (tmp_path, tmp_path / "b.hdf5"):
+        with pytest.raises(FileNotFoundError, match="a source must be a file"):
+            import_store(place, tmp_path / "new.zarr", format="d4rl")
+    with pytest.raises(OptionError, match="Download it first"):
+        import_store("s3://bucket/a.hdf5", tmp_path / "new.zarr", format="d4rl")
+
+
+@pytest.mark.parametrize("options", [{"terminated": None}, {"truncated": ""}, {"policy_info": 3}, {"policy_info": [1]}])
+def test_options_that_are_no_names_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))} must be a"):
+        import_store(tmp_path / "a.hdf5", tmp_path / "new.zarr", format="d4rl", options=options)

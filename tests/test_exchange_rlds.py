@@ -121,6 +121,13 @@ def test_steps_that_tensorflow_wrote_are_the_rows_of_a_driver(tmp_path: Path) ->
     assert diskbuf.verify(tmp_path / "new.zarr", values=True).is_clean
 
 
+def test_the_discount_of_an_end_is_what_is_terminal_says(tmp_path: Path) -> None:
+    rows = collect(tmp_path / "driven.zarr", 38)
+    steps = [step | {"discount": np.float32(1)} for step in steps_of(rows)]  # as many data sets have it
+    write(tmp_path / "steps.rlds", steps, FEATURES | {"discount": {"dtype": "float32", "shape": []}})
+    assert_same_rows(again(tmp_path), rows)
+
+
 def test_lanes_come_one_episode_after_the_other(tmp_path: Path) -> None:
     rows = collect(tmp_path / "driven.zarr", 60, environments=2)
     exported(tmp_path)

@@ -204,6 +204,12 @@ def test_a_flipped_bit_is_found(tmp_path: Path, compressed: bool) -> None:
     assert not (tmp_path / "new.zarr").exists()
 
 
+@pytest.mark.parametrize("options", [{"terminated": None}, {"scalar_actions": "yes"}])
+def test_options_outside_their_rule_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(options))} must be"):
+        import_store(tmp_path / "a.npz", tmp_path / "new.zarr", format="sb3", options=options)
+
+
 def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     (tmp_path / "buffer.npz").write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(OptionError, match="must be an NPZ file"):

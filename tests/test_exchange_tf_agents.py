@@ -134,6 +134,21 @@ def test_specs_of_all_kinds_are_read(folder: Path) -> None:
     assert type(specs[21]) is TimeStep
 
 
+def test_bounds_that_are_a_shortened_list_are_repeated() -> None:
+    from tensorflow.core.protobuf import struct_pb2
+
+    message = struct_pb2.StructuredValue()
+    spec = message.bounded_tensor_spec_value
+    spec.dtype = 1
+    spec.shape.dim.add(size=4)
+    for bound, values in ((spec.minimum, [0.0, -1.0]), (spec.maximum, [2.0, 3.0, 4.0, 5.0])):
+        bound.dtype = 1
+        bound.tensor_shape.dim.add(size=4)
+        bound.float_val.extend(values)
+    found = spec_of_structure(message.SerializeToString())
+    assert found == BoundedArraySpec((4,), "float32", [0, -1, -1, -1], [2, 3, 4, 5])
+
+
 @pytest.mark.parametrize("message", [b"", b"\x08\x01", b"\x9a\x02\x02\x18\x07", b"\x0a\x00\x0a\x00"])
 def test_what_is_no_spec_is_refused(message: bytes) -> None:
     with pytest.raises(WireError):

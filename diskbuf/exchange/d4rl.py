@@ -1,6 +1,5 @@
 """HDF5 files in the form of D4RL, the data sets for offline reinforcement learning: read, not written."""
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +10,8 @@ from numpy.typing import NDArray
 from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format
 from diskbuf.exchange.mapping import nest_of
-from diskbuf.exchange.transitions import Nests, Transitions, episodes_of, flags
+from diskbuf.exchange.places import local_file
+from diskbuf.exchange.transitions import Nests, Transitions, check_names, episodes_of, flags, is_name
 from diskbuf.specs import ArraySpec
 from diskbuf.tree import Structure
 
@@ -39,7 +39,7 @@ class D4rlFormat(Format):
     Attributes:
         terminated: The dataset that says where an episode terminated; "none" where none did.
         truncated: The dataset that says where an episode was cut off; "none" where none was.
-        policy_info: Datasets to keep as policy_info, such as infos/action_log_probs, which gets the last part of its
+        policy_info: Datasets to keep as policy_info, such as infos/action_log_probs; each gets the last part of its
             name. Others under `infos/` are left out only where the import is told to drop them.
     """
 
@@ -48,11 +48,18 @@ class D4rlFormat(Format):
 
     terminated: str = "terminals"
     truncated: str = "timeouts"
-    policy_info: tuple[str, ...] = ()
+    policy_info: str | Sequence[str] = ()
 
-    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "D4rlSource":  # noqa: ARG002
+    def __post_init__(self) -> None:
+        check_names(self, "terminated", "truncated")
+        if not is_name(self.policy_info) and not (
+            isinstance(self.policy_info, list | tuple) and all(map(is_name, self.policy_info))
+        ):
+            raise OptionError(f"policy_info must be a dataset, or a list of them, got {self.policy_info!r}.")
+
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "D4rlSource":
         """Opens a file."""
-        return D4rlSource(place, self)
+        return D4rlSource(str(local_file(place, storage_options)), self)
 
 
 class D4rlSource(EpisodeSource):
@@ -91,11 +98,12 @@ class D4rlSource(EpisodeSource):
         self._next = self._nest(_NEXT_OBSERVATIONS)[1] if self._names(_NEXT_OBSERVATIONS) else None
         if self._next is not None and [leaf.spec for leaf in self._next] != [leaf.spec for leaf in self._observations]:
             raise SpecError(f"{_NEXT_OBSERVATIONS!r} of {self.name} must be as {_OBSERVATIONS!r} in shape and dtype.")
-        self._policy_info = [self._leaf(name) for name in options.policy_info]
+        kept = [options.policy_info] if isinstance(options.policy_info, str) else options.policy_info
+        self._policy_info = [self._leaf(name) for name in kept]
         self.reward_spec = self._reward.spec
         self.policy_info_spec = {leaf.name.rpartition("/")[2]: leaf.spec for leaf in self._policy_info} or ()
         if len(self.policy_info_spec) < len(self._policy_info):
-            raise OptionError(f"policy_info must name datasets that end differently, got {list(options.policy_info)}.")
+            raise OptionError(f"policy_info must name datasets that end differently, got {list(kept)}.")
         self.num_steps = self._rows[0]
         used = {leaf.name for leaf in self._all_leaves()} | {name for name in self._flags if name}
         self.unmapped = {
@@ -200,14 +208,12 @@ def _opened(path: str) -> Any:
         raise MissingExtraError(
             "reading HDF5 must have h5py, which isn't installed. Install it: pip install 'diskbuf[hdf5]'."
         ) from error
-    with contextlib.suppress(IsADirectoryError):
-        with open(path, "rb"):  # h5py's own error for a missing file has no such type
-            pass
-        try:
-            return h5py.File(path, "r")
-        except OSError as error:
-            raise OptionError(f"{path} must be an HDF5 file, got something else: {error}.") from error
-    raise OptionError(f"{path} must be an HDF5 file, got a folder.")
+    with open(path, "rb"):  # or h5py would say of a file that can't be read that it is none
+        pass
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise OptionError(f"{path} must be an HDF5 file, got something else: {error}.") from error
 
 
 def _datasets(file: Any) -> dict[str, Any]:

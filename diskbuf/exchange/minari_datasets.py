@@ -15,7 +15,8 @@ from diskbuf import specs
 from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
 from diskbuf.exchange.mapping import cast_exactly, nest_of
-from diskbuf.exchange.transitions import with_final_observation
+from diskbuf.exchange.places import local_place
+from diskbuf.exchange.transitions import check_names, with_final_observation
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.tree import Structure
 
@@ -60,6 +61,11 @@ class MinariFormat(Format):
     data_format: Literal["hdf5", "arrow"] = "hdf5"
     policy_info: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.data_format not in ("hdf5", "arrow"):
+            raise OptionError(f"data_format must be 'hdf5' or 'arrow', got {self.data_format!r}.")
+        check_names(self, *(name for name in ("dataset_id", "policy_info") if getattr(self, name) is not None))
+
     def export(self, rows: "StoreRows", target: Target) -> None:
         """Writes episodes."""
         _check_is_installed()
@@ -67,8 +73,6 @@ class MinariFormat(Format):
         from minari.dataset.minari_storage import MinariStorage
 
         dataset_id = _checked_id(self.dataset_id or _id_of(target.name))
-        if self.data_format not in ("hdf5", "arrow"):
-            raise OptionError(f"data_format must be 'hdf5' or 'arrow', got {self.data_format!r}.")
         episodes = rows.episodes()
         first = next(episodes, None)  # or refused, before anything is written
         spec: Any = rows.carried.spec
@@ -89,9 +93,9 @@ class MinariFormat(Format):
         )
         storage.update_episodes(found)
 
-    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "MinariSource":  # noqa: ARG002
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "MinariSource":
         """Opens a data set."""
-        return MinariSource(place, self)
+        return MinariSource(str(local_place(place, storage_options)), self)
 
 
 class MinariSource(EpisodeSource):

@@ -26,6 +26,20 @@ def opened_for_reading(place: str, storage_options: Mapping[str, Any] | None) ->
         yield file
 
 
+def local_place(place: str, storage_options: Mapping[str, Any] | None) -> Path:
+    """Returns the path of something on this machine, which need not be there.
+
+    Raises:
+        OptionError: When storage_options are given, or it is at a URL.
+    """
+    if storage_options:
+        raise OptionError(f"storage_options must be left out for a path on this machine, got them with {place!r}.")
+    path = place.removeprefix("file://")
+    if "://" in path:
+        raise OptionError(f"source must be on this machine for this format, got {place!r}. Download it first.")
+    return Path(path)
+
+
 def local_file(place: str, storage_options: Mapping[str, Any] | None) -> Path:
     """Returns the path of a file on this machine.
 
@@ -33,11 +47,7 @@ def local_file(place: str, storage_options: Mapping[str, Any] | None) -> Path:
         OptionError: When storage_options are given, or it is at a URL.
         FileNotFoundError: When it isn't there.
     """
-    if storage_options:
-        raise OptionError(f"storage_options must be left out for a path on this machine, got them with {place!r}.")
-    path = Path(place.removeprefix("file://"))
-    if "://" in str(path):
-        raise OptionError(f"source must be a file on this machine for this format, got {place!r}. Download it first.")
+    path = local_place(place, storage_options)
     if not path.is_file():
         raise FileNotFoundError(f"a source must be a file, got {place!r}. Check the path.")
     return path

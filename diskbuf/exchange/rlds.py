@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from diskbuf import specs
 from diskbuf.errors import OptionError, SpecError, StoreFormatError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
+from diskbuf.exchange.places import local_place
 from diskbuf.exchange.tf_example import FeatureEncoder, example_of, read_leaves, stored_form
 from diskbuf.exchange.tf_record import RecordWriter, read_records
 from diskbuf.exchange.transitions import with_final_observation
@@ -69,9 +70,9 @@ class RldsFormat(Format):
         described = {"format": _FORMAT, "features": features, "spec": specs.to_json(spec)}
         (folder / _FEATURES).write_text(json.dumps(described, indent=1) + "\n")
 
-    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "RldsSource":  # noqa: ARG002
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "RldsSource":
         """Opens a folder."""
-        return RldsSource(place)
+        return RldsSource(str(local_place(place, storage_options)))
 
 
 class RldsSource(EpisodeSource):

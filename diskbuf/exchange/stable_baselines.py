@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format
 from diskbuf.exchange.mapping import nest_of
-from diskbuf.exchange.transitions import Nests, Transitions, episodes_of, flags
+from diskbuf.exchange.places import local_file
+from diskbuf.exchange.transitions import Nests, Transitions, check_names, episodes_of, flags
 from diskbuf.specs import ArraySpec
 from diskbuf.tree import Structure
 
@@ -55,9 +56,15 @@ class StableBaselinesFormat(Format):
     scalar_actions: bool = False
     scalar_observations: bool = False
 
-    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "StableBaselinesSource":  # noqa: ARG002
+    def __post_init__(self) -> None:
+        check_names(self, "terminated", "truncated")
+        for name in ("scalar_actions", "scalar_observations"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "StableBaselinesSource":
         """Opens a file."""
-        return StableBaselinesSource(place, self)
+        return StableBaselinesSource(str(local_file(place, storage_options)), self)
 
 
 class StableBaselinesSource(EpisodeSource):

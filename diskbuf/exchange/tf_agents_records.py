@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import ID, LANE, Carried, Format, RowSource, SourceColumn
+from diskbuf.exchange.places import local_file
 from diskbuf.exchange.protobuf_wire import WireError
 from diskbuf.exchange.tensor_specs import spec_of_structure
 from diskbuf.exchange.tf_example import read_leaves, spec_size
@@ -31,9 +32,9 @@ class TFAgentsRecordsFormat(Format):
 
     name: ClassVar[str] = "tf-agents"
 
-    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "TFAgentsRecords":  # noqa: ARG002
+    def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "TFAgentsRecords":
         """Opens a record file."""
-        return TFAgentsRecords(place)
+        return TFAgentsRecords(str(local_file(place, storage_options)))
 
 
 class TFAgentsRecords(RowSource):
@@ -51,8 +52,6 @@ class TFAgentsRecords(RowSource):
     def __init__(self, path: str) -> None:
         self.name = path
         spec = _spec_beside(path)
-        with open(path, "rb"):  # a missing file is found here, not at the first row
-            pass
         structure = Structure(spec)
         leaves: dict[str, ArraySpec] = dict(zip(structure.paths, structure.flatten(spec), strict=True))
         if not leaves or {ID, LANE}.intersection(leaves):

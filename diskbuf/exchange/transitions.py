@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import SpecError
+from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import Episode
 from diskbuf.tree import Structure
 
@@ -152,6 +152,22 @@ def with_final_observation(episode: Episode) -> Episode | None:
         discounts=None if episode.discounts is None else episode.discounts[:-1],
         policy_info=info,
     )
+
+
+def is_name(value: Any) -> bool:
+    """Whether an option is a name."""
+    return isinstance(value, str) and bool(value)
+
+
+def check_names(options: Any, *fields: str) -> None:
+    """Refuses options of a format that must be names and aren't.
+
+    Raises:
+        OptionError: When one isn't.
+    """
+    for field in fields:
+        if not is_name(getattr(options, field)):
+            raise OptionError(f"{field} must be a name, got {getattr(options, field)!r}.")
 
 
 def flags(values: NDArray[Any], name: str) -> NDArray[np.bool]:
