@@ -138,7 +138,7 @@ class SplitReport:
 
 def split(
     source: str | os.PathLike[str],
-    parts: Mapping[str | os.PathLike[str], Part | float],
+    parts: Mapping[Any, Part | float],
     *,
     by: By = "episodes",
     seed: int | None = None,

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 import diskbuf
-from diskbuf_tools import checking, counting, drawing, exchanging, learning, looking, moving, watching
+from diskbuf_tools import checking, counting, drawing, exchanging, learning, looking, moving, tidying, watching
 
 # In the order of `diskbuf --help`. Each module has PANEL, its heading there, and VERBS, a function each: the verb is
 # its name, what it returns the exit code, None for 0. What a verb needs is imported in it, so that all start quickly.
-_MODULES = (looking, counting, watching, drawing, checking, moving, exchanging, learning)
+_MODULES = (looking, counting, watching, drawing, checking, moving, tidying, exchanging, learning)
 _COMPLETION = "_DISKBUF_COMPLETE"  # set by the shell's completion script
 
 
