@@ -41,6 +41,9 @@ class BanditSettings:
         fc_layer_params: Units of the hidden layers of a network.
         dropout_rate: Share of units that dropout leaves out.
         seed: Of the network and the draws.
+
+    Raises:
+        OptionError: If there is no such agent, or it has no use for a setting.
     """
 
     agent: str
@@ -51,6 +54,15 @@ class BanditSettings:
     fc_layer_params: Sequence[int] | None = None
     dropout_rate: float | None = None
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.agent not in _AGENTS:
+            raise OptionError(f"agent must be one of {', '.join(_AGENTS)}, got {self.agent!r}.")
+        taken = [name for name in inspect.signature(_AGENTS[self.agent]).parameters if name not in ("specs", "seed")]
+        for name, value in self.chosen().items():
+            if name not in taken:
+                used = f"takes {', '.join(taken)}" if taken else "takes none of these"
+                raise OptionError(f"{name} must be left out with the agent {self.agent}, got {value!r}. It {used}.")
 
     def chosen(self) -> dict[str, Any]:
         """The numbers that are not None."""
@@ -77,18 +89,10 @@ def bandit_agent(specs: Specs, settings: BanditSettings) -> agents.BanditAgent:
         settings: Which one, and how.
 
     Raises:
-        OptionError: If there is no such agent, or a setting is outside its rule or of no use to it.
+        OptionError: If a setting is outside its rule.
         SpecError: If contexts or arms are nothing for it.
     """
-    if settings.agent not in _AGENTS:
-        raise OptionError(f"agent must be one of {', '.join(_AGENTS)}, got {settings.agent!r}.")
-    make = _AGENTS[settings.agent]
-    taken = [name for name in inspect.signature(make).parameters if name not in ("specs", "seed")]
-    for name, value in settings.chosen().items():
-        if name not in taken:
-            used = f"takes {', '.join(taken)}" if taken else "takes none of these"
-            raise OptionError(f"{name} must be left out with the agent {settings.agent}, got {value!r}. It {used}.")
-    made: agents.BanditAgent = make(specs, settings.seed, **settings.chosen())
+    made: agents.BanditAgent = _AGENTS[settings.agent](specs, settings.seed, **settings.chosen())
     return made
 
 

@@ -1,11 +1,13 @@
 """Collects rows of a Gymnasium environment into a store until it has had so many; goes on after any end."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,7 +71,10 @@ def load_environment(
     import gymnasium
 
     try:
-        return suite_gym.load(environment_name, num_envs, seed=seed, gym_kwargs=gym_kwargs, vectorization=vectorization)
+        with _interrupts_held() if vectorization == "async" else contextlib.nullcontext():
+            return suite_gym.load(
+                environment_name, num_envs, seed=seed, gym_kwargs=gym_kwargs, vectorization=vectorization
+            )
     except OptionError as error:
         if not isinstance(error.__cause__, gymnasium.error.UnregisteredEnv):
             raise
@@ -95,6 +100,19 @@ def load_environment(
         raise OptionError(
             f"the environment's arguments must be ones that {environment_name} takes, got {dict(gym_kwargs)}: {error}."
         ) from error
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Lets Ctrl-C wait, and be none of the business of processes that are started meanwhile.
+
+    A terminal sends it to all of them. Those of environments would end at once, and closing them would fail.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:
