@@ -99,5 +99,6 @@ def _blocks(
         if rows is None:
             begin = max(begin + 1, buffer._opened().window()[0])
             continue
+        buffer._opened().let_pages_go(numbers, begin, stop)
         yield Block(stop - rows[0].shape[1], dict(zip(chosen, rows, strict=True)))
         begin = stop

@@ -144,7 +144,10 @@ class NewStore:
         """
         leaves, steps = self._format.sequences(items)
         if steps:
-            self._opened.extend(leaves, steps)
+            store = self._opened
+            store.extend(leaves, steps)
+            next_id = store.window()[1]
+            store.let_pages_go(range(len(leaves)), max(store.window()[0], next_id - steps), next_id)
 
     def extend_leaves(self, leaves: Sequence[NDArray[Any]]) -> None:
         """Adds rows given as leaves [B, T, *shape] in the order of the spec."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,27 +76,37 @@ class ParquetFormat(Format):
                 compression_level=self.level,
                 use_dictionary=_dictionary_columns(rows),
             ) as writer,
+            ThreadPoolExecutor(1, thread_name_prefix="diskbuf-export") as pool,
         ):
-            waiting: list[pa.RecordBatch] = []
-            for block in rows.row_blocks(block_bytes=self.row_group_bytes):
-                waiting.append(batch_of(rows, block, schema))
-                if sum(batch.nbytes for batch in waiting) >= self.row_group_bytes // 2:
-                    _write(writer, waiting)
-            if waiting:
-                _write(writer, waiting)
+            writing: Future[None] | None = None
+            for batches in self._row_groups(rows, schema):  # the next one is read while one is written
+                if writing is not None:
+                    writing.result()
+                writing = pool.submit(_write, writer, batches)
+            if writing is not None:
+                writing.result()
+
+    def _row_groups(self, rows: StoreRows, schema: "pa.Schema") -> "Iterator[list[pa.RecordBatch]]":
+        waiting: list[pa.RecordBatch] = []
+        for block in rows.row_blocks(block_bytes=self.row_group_bytes // 2):
+            waiting.append(batch_of(rows, block, schema))
+            if sum(batch.nbytes for batch in waiting) >= self.row_group_bytes // 2:
+                yield waiting
+                waiting = []
+        if waiting:
+            yield waiting
 
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> RowSource:
         """Opens a file, or the files of a folder."""
         return _ParquetSource(place, storage_options)
 
 
-def _write(writer: Any, waiting: "list[pa.RecordBatch]") -> None:
-    """Writes batches as one row group, and lets go of them."""
+def _write(writer: Any, batches: "list[pa.RecordBatch]") -> None:
+    """Writes batches as one row group."""
     import pyarrow as pa
 
-    table = pa.Table.from_batches(waiting)
+    table = pa.Table.from_batches(batches)
     writer.write_table(table, row_group_size=len(table))
-    waiting.clear()
 
 
 def _dictionary_columns(rows: StoreRows) -> list[str]:

@@ -176,6 +176,13 @@ class Column(abc.ABC):
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         """Returns `count` ids inside one chunk as [count, lanes, *shape]; may share memory with the file."""
 
+    def let_pages_go(self, first_id: int, count: int) -> None:
+        """Takes pages of `count` ids inside one chunk out of this process's memory, when it has been past them.
+
+        Only a hint: they stay in the system's cache, and are there again when they are read.
+        """
+        del first_id, count
+
     @abc.abstractmethod
     def needs_space(self, *, is_hot: bool) -> bool:
         """Whether space has to be reserved before `tail` is written to: where rows go to a mapping.
@@ -329,6 +336,11 @@ class MappedColumn(Column):
     def read_span(self, first_id: int, count: int) -> NDArray[Any]:
         chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)
         return self._view[chunk, row : row + count]
+
+    def let_pages_go(self, first_id: int, count: int) -> None:
+        chunk, row = divmod(self.offset(first_id) // self.layout.lanes, self.layout.chunk_rows)
+        row_bytes = self.layout.row_bytes
+        self._reservation.let_pages_go(chunk * self._pitch + row * row_bytes, size=count * row_bytes)
 
     def needs_space(self, *, is_hot: bool) -> bool:
         return is_hot or self.layout.row_bytes < PWRITE_ROW_BYTES

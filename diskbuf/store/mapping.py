@@ -111,6 +111,18 @@ class Reservation:
         for start, length in zip(starts.tolist(), sizes.tolist(), strict=True):
             self._madvise(self._address + start * mmap.PAGESIZE, length * mmap.PAGESIZE, mmap.MADV_WILLNEED)
 
+    def let_pages_go(self, offset: int, *, size: int) -> None:
+        """Takes pages of a mapped file out of this process's memory; they stay in the system's cache. Only a hint.
+
+        Args:
+            offset: Where in the reservation; only whole pages inside are meant.
+            size: Bytes.
+        """
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            self._madvise(self._address + start, stop - start, mmap.MADV_DONTNEED)
+
     def unmap(self, offset: int, *, size: int) -> None:
         """Gives a range back to the reservation: it reads as zeros and no longer holds a file's space.
 

@@ -765,6 +765,21 @@ class Store:
             return found
         return [leaf[:, lost:].copy() for leaf in found] if lost < next_id - first_id else None
 
+    def let_pages_go(self, numbers: Sequence[int], first_id: int, next_id: int) -> None:
+        """Takes the pages of rows that a pass is behind out of this process's memory; only a hint.
+
+        Without it a pass through a store that is larger than memory would seem to need all of it.
+
+        Args:
+            numbers: Which columns, by their place in `columns`.
+            first_id: First id.
+            next_id: End, exclusive.
+        """
+        for number in numbers:
+            column = self.columns[number]
+            for start, count in _pieces(first_id, next_id, column.layout.chunk_rows):
+                column.let_pages_go(start, count)
+
 
 _open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
 
