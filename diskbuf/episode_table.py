@@ -366,19 +366,37 @@ class _Summary:
         none = tuple(np.empty(0, dtype) for dtype in types)
         lane, first, last, returns, end, is_whole = map(np.concatenate, zip(none, *found, strict=True))
         order = np.lexsort((lane, first))
-        ends = pa.DictionaryArray.from_arrays(pa.array(end[order], mask=end[order] == _UNKNOWN), pa.array(_ENDS))
         has_return = self._columns.reward is not None
         return pa.table(
             {
-                "lane": lane[order].astype(np.int32),
-                "first_id": first[order],
-                "last_id": last[order],
-                "length": (last - first + 1)[order],
-                "return": pa.array(returns[order]) if has_return else pa.nulls(len(order), pa.float64()),
-                "end": ends.cast(pa.string()),
-                "is_whole": is_whole[order],
+                "lane": _arrow(lane[order].astype(np.int32)),
+                "first_id": _arrow(first[order]),
+                "last_id": _arrow(last[order]),
+                "length": _arrow((last - first + 1)[order]),
+                "return": _arrow(returns[order]) if has_return else pa.nulls(len(order), pa.float64()),
+                "end": _names_of_ends(end[order]),
+                "is_whole": _arrow(is_whole[order]),
             }
         )
+
+
+def _arrow(values: NDArray[Any]) -> "pa.Array":
+    """Numbers or bools as an Arrow array. `pyarrow.array` would import pandas where that is installed: 0.2 s."""
+    import pyarrow as pa
+
+    buffer = pa.py_buffer(np.packbits(values, bitorder="little") if values.dtype == np.bool else values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
+
+
+def _names_of_ends(end: NDArray[np.int8]) -> "pa.Array":
+    """Their names, null where nothing tells."""
+    import pyarrow as pa
+
+    offsets = np.cumsum([0, *map(len, _ENDS)], dtype=np.int32)
+    names = pa.StringArray.from_buffers(len(_ENDS), pa.py_buffer(offsets), pa.py_buffer("".join(_ENDS).encode()))
+    known = pa.py_buffer(np.packbits(end != _UNKNOWN, bitorder="little"))
+    numbers = pa.Array.from_buffers(pa.int8(), len(end), [known, pa.py_buffer(end % _UNKNOWN)])
+    return pa.DictionaryArray.from_arrays(numbers, names).cast(pa.string())
 
 
 def _scalar(layouts: Sequence[ColumnLayout], path: str) -> int | None:

@@ -286,25 +286,25 @@ class _Found:
 
 
 def _found(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> _Found:
-    if "://" in os.fspath(path):  # what it takes to reach a URL is not imported for a path
-        from diskbuf.replay_buffers.opening import objects_at, place_of
-        from diskbuf.store.remote import read_remote_manifest
+    text = os.fspath(path)
+    if "://" not in text and text and not text.startswith("~"):
+        folder = Path(os.path.abspath(text))  # noqa: PTH100 - as opening it does; links stay
+        return _Found(folder, _manifest_now(folder), None)
+    # What it takes to reach a URL, or to say what is wrong with a path, isn't imported for the others.
+    from diskbuf.replay_buffers.opening import objects_at, place_of
+    from diskbuf.store.remote import read_remote_manifest
 
-        place = place_of(path)
-        if isinstance(place, str):
-            objects = objects_at(place, storage_options=storage_options)
-            try:
-                manifest = read_remote_manifest(objects)
-                oldest = manifest.oldest_id if manifest.keep_history else manifest.first_id
-                return _Found(place, dataclasses.replace(manifest, oldest_id=oldest), objects)
-            except BaseException:
-                objects.close()
-                raise
-        path = place
-    from diskbuf.replay_buffers.opening import local_path
-
-    folder = local_path(path)
-    return _Found(folder, _manifest_now(folder), None)
+    place = place_of(path)
+    if isinstance(place, Path):
+        return _Found(place, _manifest_now(place), None)
+    objects = objects_at(place, storage_options=storage_options)
+    try:
+        manifest = read_remote_manifest(objects)
+        oldest = manifest.oldest_id if manifest.keep_history else manifest.first_id
+        return _Found(place, dataclasses.replace(manifest, oldest_id=oldest), objects)
+    except BaseException:
+        objects.close()
+        raise
 
 
 def _manifest_now(folder: Path) -> Manifest:
@@ -323,7 +323,7 @@ def _manifest_now(folder: Path) -> Manifest:
             f"{folder}: steps up to id {manifest.next_id} were added, but only those below {extent.next_id} are "
             "certain to be whole. The others are left out.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return dataclasses.replace(
         manifest,
@@ -763,26 +763,29 @@ def summarize_episodes(table: "pa.Table") -> EpisodeSummary:
     Args:
         table: What `diskbuf.episodes` or `chosen_episodes` returned.
     """
-    lengths = table["length"].to_numpy()
+    import pyarrow.compute as pc
+
     has_return = table["return"].null_count < len(table) or not len(table)
-    counts = {entry["values"] or "unknown": entry["counts"] for entry in table["end"].value_counts().to_pylist()}
+    counts = {entry["values"] or "unknown": entry["counts"] for entry in pc.value_counts(table["end"]).to_pylist()}
     order = ("terminated", "truncated", "open", "broken", "unknown")
     return EpisodeSummary(
         count=len(table),
-        whole=int(table["is_whole"].to_numpy(zero_copy_only=False).sum()),
-        steps=int(lengths.sum()),
+        whole=pc.sum(table["is_whole"]).as_py() or 0,
+        steps=pc.sum(table["length"]).as_py() or 0,
         ends={end: counts[end] for end in order if end in counts},
-        length=_spread(lengths),
-        returns=_spread(table["return"].drop_null().to_numpy()) if has_return else None,
+        length=_spread(table["length"]),
+        returns=_spread(table["return"]) if has_return else None,
     )
 
 
-def _spread(values: NDArray[Any]) -> Spread:
-    if not len(values):
-        return Spread(mean=math.nan, std=math.nan, minimum=None, maximum=None)
+def _spread(values: "pa.ChunkedArray") -> Spread:
+    import pyarrow.compute as pc
+
+    limits = pc.min_max(values).as_py()
+    mean, std = pc.mean(values).as_py(), pc.stddev(values).as_py()
     return Spread(
-        mean=float(values.mean()),
-        std=float(values.std()),
-        minimum=values.min().item(),
-        maximum=values.max().item(),
+        mean=math.nan if mean is None else mean,
+        std=math.nan if std is None else std,
+        minimum=limits["min"],
+        maximum=limits["max"],
     )

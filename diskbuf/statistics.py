@@ -795,7 +795,8 @@ def _byte_moments(flat: NDArray[Any]) -> _Part:
         squares += int(np.vecdot(rows, rows).sum(dtype=np.float64))
     rest = flat[whole:].astype(np.int64)
     total, squares = total + int(rest.sum()), squares + int(np.square(rest).sum())
-    limits = pc.min_max(pa.array(flat))  # several times as fast as NumPy's two
+    raw = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
+    limits = pc.min_max(raw)  # several times as fast as NumPy's two
     count = len(flat)
     return _Part(
         count,
