@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from diskbuf.errors import SpecError
 from diskbuf.exchange.protobuf_wire import WireError, fields, packed_varints, unpacked_varints
-from diskbuf.exchange.tf_example import example_of, feature_of, parse_example
+from diskbuf.exchange.tf_example import ExampleReader, ExampleWriter, example_of, parse_example
 from diskbuf.exchange.tf_record import RecordWriter, read_records
+from diskbuf.specs import ArraySpec
 
 RECORDS = [b"", b"one", bytes(range(256)) * 40, b"\0" * 7]
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -119,12 +120,12 @@ def test_ints_in_a_long_list_are_those_that_a_loop_finds(data: bytes) -> None:
 def test_tensorflow_reads_our_examples() -> None:
     tf = tensorflow()
     message = example_of(
-        [
-            feature_of("é", [b"x", b""]),
-            feature_of("f", np.array([1.5, -0.0, np.inf], np.float32)),
-            feature_of("i", np.array([0, -1, 2**62], np.int64)),
-            feature_of("none", np.empty(0, np.float32)),
-        ]
+        {
+            "é": [b"x", b""],
+            "f": np.array([1.5, -0.0, np.inf], np.float32),
+            "i": np.array([0, -1, 2**62], np.int64),
+            "none": np.empty(0, np.float32),
+        }
     )
     features = tf.train.Example.FromString(message).features.feature
     assert list(features["é"].bytes_list.value) == [b"x", b""]
@@ -168,3 +169,69 @@ def test_lists_that_are_not_packed_are_read_too() -> None:
     )
     found = parse_example(b"\x0a" + bytes([len(message)]) + message)
     assert {name: np.asarray(values).tolist() for name, values in found.items()} == {"f": [1.0, 2.0], "i": [5, 6]}
+
+
+LEAVES = {
+    "f": ArraySpec([2], "float32"),
+    "i": ArraySpec([], "int64"),
+    "j": ArraySpec([3], "int64"),
+    "b": ArraySpec([2], "bool"),
+    "u": ArraySpec([2, 2], "uint8"),
+    "d": ArraySpec([], "float64"),
+    "none": ArraySpec([0], "float32"),
+    "no bytes": ArraySpec([0], "int16"),
+}
+
+
+def drawn(rows: int, *, most: int, seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    found = [rng.integers(0, 256, (rows, *spec.shape)).astype(spec.dtype) for spec in LEAVES.values()]
+    for at in (1, 2):
+        found[at] = rng.integers(-most if most > 128 else 0, most, found[at].shape)
+    return found
+
+
+@pytest.mark.parametrize("most", [2, 128, 300, 2**62])
+def test_many_examples_are_written_and_read_as_one_by_one(most: int) -> None:
+    tf = tensorflow()
+    columns = drawn(50, most=most)
+    messages = ExampleWriter(LEAVES).encode(columns)
+    features = [tf.train.Example.FromString(message).features.feature for message in messages]
+    assert [list(feature["j"].int64_list.value) for feature in features] == columns[2].tolist()
+    assert [list(feature["b"].int64_list.value) for feature in features] == columns[3].astype(int).tolist()
+    assert [feature["u"].bytes_list.value[0] for feature in features] == [row.tobytes() for row in columns[4]]
+    found = ExampleReader(LEAVES).read(messages, first=0, name="a")
+    alone = [ExampleReader(LEAVES).read([message], first=0, name="a") for message in messages]
+    for name, column in zip(LEAVES, columns, strict=True):
+        np.testing.assert_array_equal(found[name], column, strict=True)
+        np.testing.assert_array_equal(np.concatenate([one[name] for one in alone]), column, strict=True)
+
+
+def test_examples_of_one_length_that_are_not_alike_are_told_apart() -> None:
+    leaves = {name: LEAVES[name] for name in ("f", "i")}
+    columns = [column for name, column in zip(LEAVES, drawn(20, most=100), strict=True) if name in leaves]
+    straight = ExampleWriter(leaves).encode(columns)
+    turned = ExampleWriter({name: leaves[name] for name in ("i", "f")}).encode(columns[::-1])
+    mixed = [straight[at] if at % 3 else turned[at] for at in range(20)]
+    assert {len(message) for message in mixed} == {len(straight[0])}
+    for messages in (mixed, mixed[1:]):
+        found = ExampleReader(leaves).read(messages, first=0, name="a")
+        for name, column in zip(leaves, columns, strict=True):
+            np.testing.assert_array_equal(found[name], column[-len(messages) :], strict=True)
+
+
+def test_the_one_example_that_is_wrong_is_named() -> None:
+    leaves = {name: LEAVES[name] for name in ("i", "b")}
+    messages = ExampleWriter(leaves).encode([np.zeros(20, np.int64), np.zeros((20, 2), np.bool)])
+    reader = ExampleReader(leaves)
+    reader.read(messages, first=0, name="a")
+    wrong = messages[7][:-1] + b"\x02"
+    with pytest.raises(SpecError, match=r"'b' in record 107 of a must be bool \[2\], got 2 numbers of int64"):
+        reader.read([*messages[:7], wrong, *messages[8:]], first=100, name="a")
+    fewer = messages[7][:-2] + b"\x80\x01"  # one number of two bytes
+    with pytest.raises(SpecError, match=r"'b' in record 7 of a must be bool \[2\], got 1 numbers of int64"):
+        reader.read([*messages[:7], fewer, *messages[8:]], first=0, name="a")
+    ints = ExampleWriter({"i": LEAVES["i"]}).encode([np.full(9, -1)])
+    long = ints[4][:-1] + b"\x02"  # of 65 bits
+    with pytest.raises(SpecError, match=r"record 4 of a must be a tf\.train\.Example, but a varint is longer"):
+        ExampleReader({"i": LEAVES["i"]}).read([*ints[:4], long, *ints[5:]], first=0, name="a")

@@ -35,24 +35,44 @@ def fields(message: bytes) -> Iterator[tuple[int, int, Any]]:
     Raises:
         WireError: When they are no message.
     """
-    at, end = 0, len(message)
+    for number, kind, begin, end in spans(message, 0, len(message)):
+        yield number, kind, varint_at(message, begin)[0] if kind == VARINT else message[begin:end]
+
+
+def spans(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Finds the fields of a message that lies in others' bytes, so that nothing is copied.
+
+        >>> list(spans(bytes([8, 172, 2, 18, 2, 104, 105]), 0, 7))
+        [(1, 0, 1, 3), (2, 2, 5, 7)]
+
+    Args:
+        data: The bytes.
+        begin: Where in them the message begins.
+        end: Where it ends.
+
+    Yields:
+        (number, wire type, begin, end) of each field's value, in order.
+
+    Raises:
+        WireError: When it is no message.
+    """
+    at = begin
     while at < end:
-        tag, at = varint_at(message, at)
+        tag, at = varint_at(data, at)
         kind = tag & 7
-        if kind == VARINT:
-            value, at = varint_at(message, at)
-            yield tag >> 3, kind, value
-            continue
+        first = at
         if kind == BYTES:
-            length, at = varint_at(message, at)
+            length, first = varint_at(data, at)
+            at = first + length
+        elif kind == VARINT:
+            _, at = varint_at(data, at)
         elif kind in _SIZES:
-            length = _SIZES[kind]
+            at += _SIZES[kind]
         else:
             raise WireError(f"wire type {kind} is none")
-        if at + length > end:
+        if at > end:
             raise WireError("a field is longer than its message")
-        yield tag >> 3, kind, message[at : at + length]
-        at += length
+        yield tag >> 3, kind, first, at
 
 
 def varint_at(data: bytes, at: int) -> tuple[int, int]:
@@ -66,7 +86,7 @@ def varint_at(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return byte, at + 1
         value, shift = byte & 0x7F, 7
-        while True:
+        while shift < 64 + 7:
             at += 1
             byte = data[at]
             value |= (byte & 0x7F) << shift
@@ -75,7 +95,7 @@ def varint_at(data: bytes, at: int) -> tuple[int, int]:
             shift += 7
     except IndexError:
         raise WireError("a varint doesn't end") from None
-    if value >= 2**64:
+    if value >= 2**64 or byte >= 0x80:
         raise WireError("a varint is longer than 64 bits")
     return value, at + 1
 

@@ -13,8 +13,8 @@ from diskbuf import specs
 from diskbuf.errors import OptionError, SpecError, StoreFormatError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
 from diskbuf.exchange.places import local_place
-from diskbuf.exchange.tf_example import FeatureEncoder, example_of, read_leaves, stored_form
-from diskbuf.exchange.tf_record import RecordWriter, read_records
+from diskbuf.exchange.tf_example import ExampleReader, ExampleWriter, spec_size
+from diskbuf.exchange.tf_record import RecordWriter, read_blocks
 from diskbuf.exchange.transitions import with_final_observation
 from diskbuf.specs import ArraySpec
 from diskbuf.trajectories import StepType, Trajectory
@@ -28,6 +28,8 @@ _FORMAT = 1
 _NESTS = ("observation", "action", "policy_info")
 _FLAGS = ("is_first", "is_last", "is_terminal")
 _FLAG = ArraySpec((), np.bool)
+_BLOCK_BYTES = 2**22
+_Steps = dict[str, NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,45 +112,57 @@ class RldsSource(EpisodeSource):
 
     def episodes(self) -> Iterator[Episode]:
         """Yields the episodes in order."""
-        steps: list[dict[str, NDArray[Any]]] = []
-        for number, record in enumerate(read_records(self.name)):
-            where = f"record {number} of {self.name}"
-            step = read_leaves(record, self._wanted, where=where)
-            if step["is_first"] != (not steps):
-                problem = "its episode has not ended" if steps else "no episode has begun"
-                raise SpecError(f"is_first in {where} must be {int(not steps)}, because {problem}.", path="is_first")
-            if step["is_terminal"] and not step["is_last"]:
-                raise SpecError(f"is_terminal in {where} must be 0 where is_last is.", path="is_terminal")
-            steps.append(step)
-            if step["is_last"]:
-                if len(steps) > 1:
-                    yield self._episode(steps)
-                steps = []
-        if steps:
-            yield self._episode(steps)
+        reader = ExampleReader(self._wanted)
+        parts: list[_Steps] = []
+        for first, records in read_blocks(self.name, _BLOCK_BYTES):
+            block = reader.read(records, first=first, name=self.name)
+            self._check_order(block, first, is_running=bool(parts))
+            begin = 0
+            for end in (np.flatnonzero(block["is_last"]) + 1).tolist():
+                parts.append({name: leaf[begin:end] for name, leaf in block.items()})
+                if sum(len(part["reward"]) for part in parts) > 1:
+                    yield self._episode(parts)
+                parts = []
+                begin = end
+            if begin < len(records):
+                parts.append({name: leaf[begin:] for name, leaf in block.items()})
+        if parts:
+            yield self._episode(parts)
 
-    def _episode(self, steps: list[dict[str, NDArray[Any]]]) -> Episode:
-        has_ended = bool(steps[-1]["is_last"])
-        terminated = bool(steps[-1]["is_terminal"])
-        actions = steps[:-1] if has_ended else steps
+    def _check_order(self, block: "_Steps", first: int, *, is_running: bool) -> None:
+        begins = np.concatenate([[not is_running], block["is_last"][:-1]])
+        for name, is_wrong, problem in (
+            ("is_first", block["is_first"] & ~begins, "be 0, because its episode has not ended"),
+            ("is_first", ~block["is_first"] & begins, "be 1, because no episode has begun"),
+            ("is_terminal", block["is_terminal"] & ~block["is_last"], "be 0 where is_last is"),
+        ):
+            if is_wrong.any():
+                where = f"record {first + int(is_wrong.argmax())} of {self.name}"
+                raise SpecError(f"{name} in {where} must {problem}.", path=name)
+
+    def _episode(self, parts: "list[_Steps]") -> Episode:
+        steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        has_ended = bool(steps["is_last"][-1])
+        terminated = bool(steps["is_terminal"][-1])
+        actions = len(steps["reward"]) - has_ended
         discounts = None
-        if "discount" in self._features:
-            discounts = np.array([step["discount"] for step in actions])
+        if "discount" in steps:
+            discounts = steps["discount"][:actions]
             if terminated:
                 discounts[-1] = 0
         return Episode(
-            observations=self._stacked("observation", steps),
-            actions=self._stacked("action", actions),
-            rewards=np.array([step["reward"] for step in actions], self.reward_spec.dtype),
+            observations=self._nest("observation", steps, None),
+            actions=self._nest("action", steps, actions),
+            rewards=steps["reward"][:actions],
             terminated=terminated,
             truncated=has_ended and not terminated,
             discounts=discounts,
-            policy_info=self._stacked("policy_info", actions),
+            policy_info=self._nest("policy_info", steps, actions),
         )
 
-    def _stacked(self, role: str, steps: list[dict[str, NDArray[Any]]]) -> Any:
-        names = [_below(role, path) for path in self._structures[role].paths]
-        return self._structures[role].unflatten([np.stack([step[name] for step in steps]) for name in names])
+    def _nest(self, role: str, steps: "_Steps", rows: int | None) -> Any:
+        structure = self._structures[role]
+        return structure.unflatten([steps[_below(role, path)][:rows] for path in structure.paths])
 
     def _names(self) -> list[str]:
         return [_below(role, path) for role in _NESTS for path in self._structures[role].paths]
@@ -165,7 +179,9 @@ class _StepWriter:
     def __init__(self, records: RecordWriter, spec: Trajectory) -> None:
         self._records = records
         self._structure = Structure((spec.observation, spec.action, spec.policy_info))
-        self._encoders = {name: FeatureEncoder(name) for name in features_of(spec)}
+        leaves = features_of(spec)
+        self._examples = ExampleWriter(leaves)
+        self._row_bytes = sum(leaf.dtype.itemsize * spec_size(leaf) for leaf in leaves.values())
 
     def write(self, episode: Episode) -> None:
         rows = episode.rows(episode.rewards.dtype)
@@ -174,12 +190,10 @@ class _StepWriter:
         is_first = np.zeros(len(is_last), np.bool)
         is_first[0] = True
         columns = [*leaves, rows.reward, rows.discount, is_first, is_last, is_last & episode.terminated]
-        encoders = list(self._encoders.values())
-        for t in range(len(is_last)):
-            features = [
-                encoder.encode(stored_form(column[t, ...])) for encoder, column in zip(encoders, columns, strict=True)
-            ]
-            self._records.write(example_of(features))
+        most = max(1, _BLOCK_BYTES // self._row_bytes)
+        for begin in range(0, len(is_last), most):
+            for example in self._examples.encode([column[begin : begin + most] for column in columns]):
+                self._records.write(example)
 
 
 def features_of(spec: Trajectory) -> dict[str, ArraySpec]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,8 +14,8 @@ from diskbuf.exchange.contract import ID, LANE, Carried, Format, RowSource, Sour
 from diskbuf.exchange.places import local_file
 from diskbuf.exchange.protobuf_wire import WireError
 from diskbuf.exchange.tensor_specs import spec_of_structure
-from diskbuf.exchange.tf_example import read_leaves, spec_size
-from diskbuf.exchange.tf_record import read_records
+from diskbuf.exchange.tf_example import ExampleReader
+from diskbuf.exchange.tf_record import read_blocks, read_records
 from diskbuf.specs import ArraySpec
 from diskbuf.tree import Structure
 
@@ -77,29 +77,11 @@ class TFAgentsRecords(RowSource):
     def blocks(self, wanted: Mapping[str, np.dtype[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         """Yields the rows in order."""
         leaves = {name: spec for name in wanted if name not in (ID, LANE) and (spec := self.columns[name].spec)}
-        row_bytes = sum(spec.dtype.itemsize * spec_size(spec) for spec in leaves.values())
-        most = max(1, _BLOCK_BYTES // max(1, row_bytes))
-        rows: list[dict[str, NDArray[Any]]] = []
-        number = -1
-        for number, record in enumerate(read_records(self.name)):
-            rows.append(read_leaves(record, leaves, where=f"record {number} of {self.name}"))
-            if len(rows) == most:
-                yield _stacked(rows, leaves, wanted, next_id=number + 1)
-                rows = []
-        if rows:
-            yield _stacked(rows, leaves, wanted, next_id=number + 1)
-
-
-def _stacked(
-    rows: Sequence[Mapping[str, NDArray[Any]]],
-    leaves: Mapping[str, ArraySpec],
-    wanted: Mapping[str, np.dtype[Any]],
-    *,
-    next_id: int,
-) -> dict[str, NDArray[Any]]:
-    keys = {ID: np.arange(next_id - len(rows), next_id), LANE: np.zeros(len(rows), np.int64)}
-    found = {name: np.stack([row[name] for row in rows]) for name in leaves}
-    return {name: found[name] if name in found else keys[name] for name in wanted}
+        reader = ExampleReader(leaves)
+        for first, records in read_blocks(self.name, _BLOCK_BYTES):
+            found = reader.read(records, first=first, name=self.name)
+            keys = {ID: np.arange(first, first + len(records)), LANE: np.zeros(len(records), np.int64)}
+            yield {name: found[name] if name in found else keys[name] for name in wanted}
 
 
 def _spec_beside(path: str) -> Any:

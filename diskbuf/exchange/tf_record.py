@@ -6,7 +6,7 @@ little-endian uint64 length, the masked CRC-32C of those 8 bytes, the record, an
 
 import os
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -61,6 +61,33 @@ def read_records(path: str | os.PathLike[str]) -> Generator[bytes]:
                 raise _damaged(path, number, "bytes")
             yield record
             number += 1
+
+
+def read_blocks(path: str | os.PathLike[str], most_bytes: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Reads a file's records, many at a time.
+
+    Args:
+        path: The file.
+        most_bytes: Size of a block that is large enough; one record it always has.
+
+    Yields:
+        (number of the first, records).
+
+    Raises:
+        SpecError: As `read_records`.
+        OSError: When it can't be read.
+    """
+    block: list[bytes] = []
+    size = first = 0
+    for record in read_records(path):
+        block.append(record)
+        size += len(record) + _HEAD.size + _FOOT.size
+        if size >= most_bytes:
+            yield first, block
+            first += len(block)
+            block, size = [], 0
+    if block:
+        yield first, block
 
 
 class RecordWriter:
