@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import diskbuf
-from diskbuf import ArraySpec, BoundedArraySpec, OptionError, UniformReplayBuffer, trajectories
+from diskbuf import ArraySpec, BoundedArraySpec, OptionError, UniformReplayBuffer, episode_table, trajectories
 from diskbuf.trajectories import StepType
 
 FIRST, MID, LAST = map(int, (StepType.FIRST, StepType.MID, StepType.LAST))
@@ -368,7 +368,8 @@ def test_boundary_rows_count_where_they_mean_something(store: Path) -> None:
     }
 
 
-def test_chosen_episodes_are_those_of_the_table(tmp_path: Path) -> None:
+def test_chosen_episodes_are_those_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_table, "BLOCK_VALUES", 100)  # so that there are many tables
     rng = np.random.default_rng(2)
     lengths = rng.integers(1, 9, 300)
     rewards = rng.integers(-3, 9, int(lengths.sum()) + len(lengths)).astype("float32")
@@ -425,6 +426,10 @@ def test_the_pace_of_runs_is_told_by_when_their_chunks_were_written(
     assert [(pace.first_id, pace.next_id, pace.rows_per_second) for pace in paces] == [(0, 640, 128), (640, 1280, 64)]
     code, out, _ = run(capsys, "plot", path, "-o", tmp_path / "a.png", "-k", "throughput", "--json")
     assert (code, json.loads(out)["notes"]) == (0, [])
+    assert run(capsys, "report", path, "-o", tmp_path / "a.html")[0] == 0
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "of 2 of 2 runs, by when chunk files were written" in page
+    assert '<td class="n">1,280</td><td class="n">64</td>' in page
     os.utime(chunks[7], (0, 1))  # as a copy may have it
     paces = gathered.run_paces(str(path), runs, first_id=0, next_id=1280, lanes=2)
     assert [pace.rows_per_second for pace in paces] == [128, None]
@@ -801,18 +806,19 @@ def test_of_a_stack_the_newest_frame_is_shown(axes: Any) -> None:
     assert (leaf.opaque(stored) == frames[..., 3:]).all()
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_video_is_of_its_lane(lanes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("lanes", "others"), [(1, 1), (3, 1), (3, 5000)])
+def test_a_video_is_of_its_lane(lanes: int, others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     frames = np.stack([frames_of(9, (HEIGHT, WIDTH), seed=lane)[..., 0] for lane in range(lanes)])
     one = rows_of([3, 4], frames[:1])
     rows = one._replace(
-        observation=frames,
+        observation={"camera": frames, "others": np.zeros((lanes, 9, others))},
         **{
             name: np.repeat(getattr(one, name), lanes, 0)
             for name in ("step_type", "action", "next_step_type", "reward", "discount")
         },
     )
-    with UniformReplayBuffer(spec_of(ArraySpec([HEIGHT, WIDTH], "uint8")), lanes, path=tmp_path / "s") as buffer:
+    spec = spec_of({"camera": ArraySpec([HEIGHT, WIDTH], "uint8"), "others": ArraySpec([others], "float64")})
+    with UniformReplayBuffer(spec, lanes, path=tmp_path / "s") as buffer:
         buffer.extend(rows)
     assert run(capsys, "video", tmp_path / "s", f"{lanes - 1}:4", "-o", tmp_path / "a.gif")[0] == 0
     assert (gif_of(tmp_path / "a.gif")[0][..., 0] == frames[-1, 4:9]).all()

@@ -162,9 +162,8 @@ def _pace_panel(paces: Sequence[RunPace]) -> Panel:
     told = [pace.rows_per_second for pace in paces if pace.rows_per_second is not None]
     facts = "it can't be told: rows carry no times, and those of the files don't say"
     if told:
-        facts = (
-            f"of {len(told):,} of {len(paces):,} runs, by when their chunk files were written; of a copy, the copying"
-        )
+        whose = "the run" if len(paces) == 1 else f"{len(told):,} of {len(paces):,} runs"
+        facts = f"of {whose}, by when chunk files were written (in a copy: copied)"
     return Panel(
         kind="throughput",
         title="Rows per second",
