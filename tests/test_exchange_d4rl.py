@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from counted_episodes import assert_same_rows, collect, part, rows_of, see
+from diskbuf_tools.cli import main
 
 import diskbuf
 from diskbuf.errors import OptionError, SpecError
@@ -202,3 +203,20 @@ def test_files_that_are_no_hdf5_or_are_not_there_are_refused(tmp_path: Path) -> 
 def test_options_that_are_no_names_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"{next(iter(options))} must be a"):
         import_store(tmp_path / "a.hdf5", tmp_path / "new.zarr", format="d4rl", options=options)
+
+
+def test_the_command_line_names_datasets_and_drops_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    datasets = arrays(collect(tmp_path / "driven.zarr", 10))
+    datasets["done"] = datasets.pop("terminals")
+    steps = len(datasets["rewards"])
+    datasets |= {"infos/p": np.arange(steps, dtype=np.float32), "infos/qpos": np.zeros((steps, 2))}
+    file = str(file_of(tmp_path / "a.hdf5", datasets))
+    words = ["import", file, str(tmp_path / "new.zarr"), "--format", "d4rl"]
+    assert main(words) == 2
+    assert "Name one, or say terminated=none." in capsys.readouterr().err
+    words += ["-o", "terminated=done", "-o", "policy_info=infos/p"]
+    assert main(words) == 2
+    assert "infos/qpos" in capsys.readouterr().err
+    assert main([*words, "--drop", "infos/qpos"]) == 0
+    found = rows_of(tmp_path / "new.zarr")
+    assert found.policy_info["p"][found.step_type != StepType.LAST].tolist() == list(range(steps))
