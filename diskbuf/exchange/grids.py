@@ -98,8 +98,12 @@ class Grids:
     def _begin(self, ids: NDArray[Any] | None, lanes: NDArray[Any] | None) -> None:
         self._is_begun = True
         if self._known_lanes is None and lanes is not None:
-            again = np.flatnonzero(lanes[1:] == lanes[0])
-            self.lanes = lanes[: int(again[0]) + 1 if len(again) else len(lanes)].astype(np.int64)
+            ends = np.flatnonzero(lanes[1:] == lanes[0] if ids is None else ids[1:] != ids[0])
+            self.lanes = lanes[: int(ends[0]) + 1 if len(ends) else len(lanes)].astype(np.int64)
+            if len(np.unique(self.lanes)) < len(self.lanes):
+                raise SpecError(
+                    f"the lanes of {self._name} must differ for each id, got {self.lanes.tolist()} for the first."
+                )
         if ids is not None:
             if int(ids[0]) < 0:
                 raise SpecError(f"ids of {self._name} must be at least 0, got {ids[0]} in row 0.")

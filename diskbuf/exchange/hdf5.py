@@ -1,11 +1,13 @@
 """HDF5: a dataset a leaf, in groups as the leaves are nested."""
 
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from io import BufferedRandom
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, BinaryIO, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +56,8 @@ class Hdf5Format(Format):
         h5py = _h5py()
         rows.check_is_grid()
         lanes = len(rows.lanes)
-        with h5py.File(target.local_path(), "w") as file:
+        target.local_path()  # HDF5 goes back and forth in its file
+        with target.open() as opened, _telling_of_failure(opened) as sink, h5py.File(sink, "w") as file:
             names = array_names(rows)
             carried_here = dataclasses.replace(rows.carried, names=names)
             carried = json.dumps(carried_here.to_json(), ensure_ascii=False).encode()
@@ -79,6 +82,7 @@ class Hdf5Format(Format):
                 if 0 not in shape
             }
             done = 0
+            sink.check()
             for block in rows.grid_blocks():
                 steps = block.next_id - block.first_id
                 ids.resize((done + steps,))
@@ -87,6 +91,7 @@ class Hdf5Format(Format):
                     dataset.resize((done + steps, *dataset.shape[1:]))
                     dataset[done:] = block.columns[path].swapaxes(0, 1)
                 done += steps
+                sink.check()
             for path, shape in shapes.items():
                 if 0 in shape:  # nothing to chunk
                     file.create_dataset(names[path], (done, *shape), rows.columns[path].dtype)
@@ -94,6 +99,67 @@ class Hdf5Format(Format):
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> RowSource:
         """Opens a file; datasets are read from it piece by piece."""
         return _Hdf5Source(local_file(place, storage_options), self.axes)
+
+
+class _Sink:
+    """A file for HDF5 that never fails: what fails is kept, and told by us.
+
+    HDF5 can't let go of a file that it couldn't write, and ends the process for it at its end.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def check(self) -> None:
+        """Raises what has failed."""
+        if self.failure is not None:
+            raise self.failure
+
+    def _do(self, call: Callable[..., int], *arguments: Any) -> int:
+        if self.failure is None:
+            try:
+                return call(*arguments)
+            except OSError as error:
+                self.failure = error
+        return 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self._do(self._file.write, data)
+        return size
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._do(self._file.seek, offset, whence)
+
+    def tell(self) -> int:
+        return self._do(self._file.tell)
+
+    def truncate(self, size: int) -> int:
+        return self._do(self._file.truncate, size)
+
+    def read(self, size: int = -1) -> bytes:
+        """There because h5py knows a file by it; it reads by `readinto`."""
+        return self._file.read(size)
+
+    def readinto(self, buffer: Any) -> int:
+        return self._do(cast(BufferedRandom, self._file).readinto, buffer)
+
+    def flush(self) -> None:
+        self._do(lambda: self._file.flush() or 0)
+
+
+@contextlib.contextmanager
+def _telling_of_failure(file: BinaryIO) -> Iterator[_Sink]:
+    """Tells of what has failed when all of HDF5 is closed, whatever it made of that."""
+    sink = _Sink(file)
+    try:
+        yield sink
+    except Exception as error:
+        if sink.failure is not None and error is not sink.failure:
+            raise sink.failure from error
+        raise
+    sink.check()
 
 
 def _chunk(shape: tuple[int, ...], dtype: np.dtype[Any], steps: int) -> tuple[int, ...]:

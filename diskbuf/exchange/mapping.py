@@ -401,7 +401,7 @@ def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], *, path: str, where:
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
-        found = array.astype(dtype)
+        found = (array.real if array.dtype.kind == "c" and dtype.kind != "c" else array).astype(dtype)
         is_exact = _is_exact(array, found)
     if not is_exact.all():
         value = array[~is_exact].flat[0]
@@ -417,11 +417,13 @@ def _is_exact(array: NDArray[Any], found: NDArray[Any]) -> NDArray[np.bool]:
     """Which values came through a cast; NaN comes through as any NaN."""
     if array.dtype.kind == "c" and found.dtype.kind != "c":
         return np.asarray((array.imag == 0) & _is_exact(array.real, found))
+    if found.dtype.kind == "c" and array.dtype.kind != "c":
+        found = found.real
     if array.dtype.kind in "fc" and found.dtype.kind in "fc":
         return np.asarray((found.astype(array.dtype) == array) | (np.isnan(array) & np.isnan(found)))
     if array.dtype.kind in "iu" and found.dtype.kind in "fc":  # a float may be just outside of the ints it is for
-        inside = _is_inside(found.real, array.dtype)
-        return np.asarray(inside & (np.where(inside, found.real, 0).astype(array.dtype) == array))
+        inside = _is_inside(found, array.dtype)
+        return np.asarray(inside & (np.where(inside, found, 0).astype(array.dtype) == array))
     if array.dtype.kind == "f" and found.dtype.kind in "iu":
         return np.asarray(_is_inside(array, found.dtype) & (found == array))
     return np.asarray((found.astype(array.dtype) == array) & ((found < 0) == (array < 0)))

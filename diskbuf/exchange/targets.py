@@ -12,6 +12,7 @@ from diskbuf.errors import MissingExtraError, OptionError, StoreExistsError
 from diskbuf.exchange.contract import Format, Target
 from diskbuf.store import files
 
+_PART = ".part"
 _ADVICE = {
     errno.ENOSPC: "Make room, or export less of it; nothing was left there",
     errno.EDQUOT: "Make room, or export less of it; nothing was left there",
@@ -60,7 +61,7 @@ def target_of(
         if kind.is_folder:
             temporary.mkdir()
         try:
-            yield Target(path=temporary, name=text, opened=lambda: temporary.open("wb"))
+            yield Target(path=temporary, name=text, opened=lambda: temporary.open("w+b"))
             _sync(temporary)
             if os.path.lexists(path):
                 _check_is_free(path, kind, force=force)
@@ -118,20 +119,33 @@ def _remote_target(
     system, path = file_system(url, storage_options)
     if not force and system.exists(path):
         raise _taken(url, "an object", advice="Choose another place, or force it to be replaced.")
-    opened: list[Any] = []
+    opened: list[tuple[Any, str]] = []
 
     def open_once() -> BinaryIO:
-        opened.append(system.open(path, "wb"))
-        return cast(BinaryIO, _Uncommitted(opened[-1]))
+        opened.append(_begin(system, path))
+        return cast(BinaryIO, _Uncommitted(opened[-1][0]))
 
     try:
         yield Target(path=None, name=url, opened=open_once)
     except BaseException:
-        for file in opened:
-            _discard(file, system, path)
+        for file, written in opened:
+            _discard(file, system, written)
         raise
-    for file in opened:
+    for file, written in opened:
         file.close()
+        if written != path:
+            system.mv(written, path)
+
+
+def _begin(system: Any, path: str) -> tuple[Any, str]:
+    """Opens an object to write to, or beside it a file of a system that shows files before they are whole."""
+    from fsspec.spec import AbstractBufferedFile
+
+    file = system.open(path + _PART, "wb")
+    if not isinstance(file, AbstractBufferedFile):
+        return file, path + _PART
+    _discard(file, system, None)  # nothing was sent yet
+    return system.open(path, "wb"), path
 
 
 class _Uncommitted:
@@ -169,14 +183,18 @@ class _Uncommitted:
         return False
 
 
-def _discard(file: Any, system: Any, path: str) -> None:
-    """Lets go of a file that must not appear. What closes it otherwise would make an object of the part."""
+def _discard(file: Any, system: Any, path: str | None) -> None:
+    """Lets go of a file that must not appear; closing an object's file would make an object of what was sent."""
+    from fsspec.spec import AbstractBufferedFile
+
+    if isinstance(file, AbstractBufferedFile):
+        with contextlib.suppress(Exception):
+            file.discard()
+        file.closed = True
+        return
     with contextlib.suppress(Exception):
-        file.discard()
-    file.closed = True
-    with contextlib.suppress(Exception):  # of file systems that write in place
-        if system.exists(path) and not hasattr(file, "discard"):
-            system.rm(path)
+        file.close()
+        system.rm(path)
 
 
 def _check_is_free(path: Path, kind: Format, *, force: bool) -> None:
