@@ -5,7 +5,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: .venv bench bench-layouts bench-learning bench-logs bench-readers check clean crash-test demo help lint peers test types
+.PHONY: .venv bench bench-layouts bench-learning bench-logs bench-readers bench-verbs check clean crash-test demo help lint peers test types
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -53,6 +53,9 @@ bench-logs: $(STAMP) ## Measure off-policy evaluation of ten million logged rows
 bench-layouts: $(STAMP) ## Measure the layouts beside raw files, TensorStore and plain requests; minutes
 	$(BIN)/python tools/bench/layouts.py
 	$(BIN)/python tools/bench/copying.py
+
+bench-verbs: $(STAMP) ## Measure the command line, each verb as a whole command; minutes
+	$(BIN)/python tools/bench/verbs.py
 
 bench-learning: $(STAMP) $(PEERS)/.installed ## Measure collecting and training beside TF-Agents; minutes
 	$(PEERS)/bin/python tools/bench/learning.py

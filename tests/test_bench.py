@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1] / "tools" / "bench" / "bench.py"
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "tools" / "bench" / "bench.py"
 ROWS = {
     "add": {"add_batch_filling", "add_batch_full"},
     "get": {"get_next_short", "get_next_long"},
@@ -61,3 +62,13 @@ def test_one_measurement_can_be_chosen_and_put_elsewhere(tmp_path: Path) -> None
     document = json.loads((tmp_path / "add.json").read_text(encoding="utf-8"))
     assert {row["name"] for row in document["rows"]} == ROWS["add"]
     assert list(stores.iterdir()) == []
+
+
+def test_a_quick_run_measures_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "tools/bench/verbs.py", "--quick", "--folder", "stores", "--json", "figures.json"]
+    result = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-6000:]
+    assert list((tmp_path / "stores").iterdir()) == []
+    rows = {row["name"] for row in json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["rows"]}
+    passes = ("verify", "checksum", "copy", "export")
+    assert rows == {"info", "stats_numbers", "stats_frames", *passes, *(f"{name}_memory" for name in passes)}
