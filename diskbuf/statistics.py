@@ -96,7 +96,7 @@ class Statistics:
 
     Attributes:
         first_id: First id that was read.
-        next_id: End of what was read, exclusive.
+        next_id: End of what was read, exclusive; ids between them that were evicted meanwhile are missing.
         lanes: Number of lanes.
         columns: One for each leaf, in the order asked for.
         is_saved: Whether they come from an earlier call, and were kept beside the store.
@@ -217,7 +217,7 @@ class _Gathering:
         self._row_bytes = {layout.path: layout.row_bytes for layout in layouts}
         passes = max((column.most_passes for column in self._columns), default=1)
         self._total = passes * ids * sum(self._row_bytes.values())
-        self._read = window  # what came in the first pass
+        self._read = (*window, 0)  # first id, next id and number of ids of the last pass
 
     def run(self) -> bool:
         """Reads; returns whether every pass saw the same steps."""
@@ -243,7 +243,7 @@ class _Gathering:
     ) -> None:
         """Looks at blocks on threads while the next ones are read, and takes what was found in their order."""
         paths = [path for path in self._paths if any(column.path == path for column in columns)]
-        first_id = next_id = None
+        first_id, next_id, ids = None, self._window[1], 0
         waiting: deque[concurrent.futures.Future[list[Any]]] = deque()
 
         def look_at(block: Block) -> list[Any]:
@@ -257,9 +257,8 @@ class _Gathering:
         try:
             for block in scan(self._buffer, paths, first_id=self._window[0], next_id=self._window[1]):
                 first_id = block.first_id if first_id is None else first_id
-                if next_id is not None and next_id != block.first_id:
-                    first_id = block.first_id  # there is a gap: it says so by beginning behind it
                 next_id = block.next_id
+                ids += block.next_id - block.first_id
                 waiting.append(pool.submit(look_at, block))
                 if len(waiting) > _WORKERS:
                     take_one()
@@ -268,7 +267,7 @@ class _Gathering:
                 take_one()
         finally:
             pool.shutdown(cancel_futures=True)
-        self._read = (first_id, next_id) if first_id is not None and next_id is not None else (self._window[1],) * 2
+        self._read = (self._window[1] if first_id is None else first_id, next_id, ids)
 
     def _tell(self, size: int) -> None:
         self._done += size
