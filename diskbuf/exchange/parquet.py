@@ -33,8 +33,8 @@ _READ_BYTES = 2**23
 class ParquetFormat(Format):
     """A Parquet file, or to import from a folder of such files too.
 
-    Arrays are lists, which Arrow's readers see as tensors of their shape. Floats aren't dictionary-encoded, so that
-    every bit of a NaN comes back.
+    Arrays are lists, which Arrow's readers see as tensors of their shape. Floats aren't dictionary-encoded: they hardly
+    ever repeat, and looking for it takes longer.
 
     Attributes:
         compression: Of the pages: none, snappy, zstd, lz4, gzip or brotli.
