@@ -322,7 +322,8 @@ class CopyTarget:
                     path=place,
                 )
         self.store.entries[name.rpartition("/")[0], chunk] = entry
-        return (0 if is_there else len(data)), is_there
+        written = len(data) if self.folder is None else size  # here the zeros behind the rows take no space
+        return (0 if is_there else written), is_there
 
     def _holds(self, name: str, size: int, crc: int) -> bool:
         try:
