@@ -39,7 +39,8 @@ class ParquetFormat(Format):
     Attributes:
         compression: Of the pages: none, snappy, zstd, lz4, gzip or brotli.
         level: How hard it tries; None for its usual level.
-        row_group_bytes: Of the rows in a row group, before they are encoded, about.
+        row_group_bytes: Most bytes of the rows in a row group, before they are encoded. Parquet's writer takes some ten
+            times as much memory for arrays of bytes.
 
     Raises:
         OptionError: When an option is outside its rule.
@@ -47,7 +48,7 @@ class ParquetFormat(Format):
 
     compression: str = "zstd"
     level: int | None = None
-    row_group_bytes: int = 2**26
+    row_group_bytes: int = 2**24
 
     name: ClassVar[str] = "parquet"
     endings: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
@@ -88,11 +89,14 @@ class ParquetFormat(Format):
 
     def _row_groups(self, rows: StoreRows, schema: "pa.Schema") -> "Iterator[list[pa.RecordBatch]]":
         waiting: list[pa.RecordBatch] = []
-        for block in rows.row_blocks(block_bytes=self.row_group_bytes // 2):
-            waiting.append(batch_of(rows, block, schema))
-            if sum(batch.nbytes for batch in waiting) >= self.row_group_bytes // 2:
+        size = 0
+        for block in rows.row_blocks(block_bytes=self.row_group_bytes):
+            batch = batch_of(rows, block, schema)
+            if waiting and size + batch.nbytes > self.row_group_bytes:
                 yield waiting
-                waiting = []
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.nbytes
         if waiting:
             yield waiting
 
