@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from coded_rows import SPEC, assert_rows, rows, span
+from servers import CloudServer, s3_server
 
 import diskbuf
 from diskbuf import ArraySpec, StoreOptions, UniformReplayBuffer
@@ -279,3 +281,41 @@ def test_a_parquet_file_has_row_groups_of_the_size_asked_for(tmp_path: Path) -> 
     many = pq.ParquetFile(tmp_path / "many.parquet")
     assert 5 < many.num_row_groups < 20
     assert pq.read_table(tmp_path / "one.parquet").equals(pq.read_table(tmp_path / "many.parquet"))
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[CloudServer]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".csv"])
+def test_a_bucket_shows_an_export_only_when_it_is_whole(bucket: CloudServer, tmp_path: Path, ending: str) -> None:
+    url, options = f"{bucket.url}/a{ending}", bucket.storage_options
+    system, path = fsspec.core.url_to_fs(url, **options)
+
+    def fail(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    def export(**more: Any) -> None:
+        export_store(buffer, url, options=OPTIONS.get(ending), storage_options=options, **more)
+
+    with filled() as buffer:
+        with pytest.raises(KeyboardInterrupt):
+            export(progress=fail)
+        system.invalidate_cache()
+        assert not system.exists(path)
+        export()
+        before = system.cat(path)
+        with pytest.raises(diskbuf.StoreExistsError, match="holds an object"):
+            export()
+        with pytest.raises(KeyboardInterrupt):
+            export(progress=fail, force=True)
+        system.invalidate_cache()
+        assert system.cat(path) == before
+        assert [name.rpartition("/")[2] for name in system.ls(path.rpartition("/")[0])] == [f"a{ending}"]
+    mapping = ColumnMap(spec=SPEC) if ending == ".csv" else None
+    import_store(url, tmp_path / "a.zarr", mapping=mapping, storage_options=options)
+    with diskbuf.open(tmp_path / "a.zarr") as copy:
+        assert_rows(copy.gather_all(), np.arange(30)[None], np.arange(2)[:, None])
+    system.rm(path)
