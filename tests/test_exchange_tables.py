@@ -428,3 +428,50 @@ def test_an_export_that_was_changed_is_refused(tmp_path: Path, change: Any, mess
     with pytest.raises((diskbuf.SpecError, diskbuf.OptionError), match=message):
         import_store(tmp_path / "a.parquet", tmp_path / "b.zarr")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.parquet"]
+
+
+@pytest.mark.parametrize("arrays", ["auto", "list", "binary"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_bit_of_arrays_comes_back_from_parquet_however_they_are_stored(
+    tmp_path: Path, dtype: str, arrays: str
+) -> None:
+    spec = {"large": diskbuf.ArraySpec([16, 17], dtype), "small": diskbuf.ArraySpec([3], dtype)}
+    values = odd_values(dtype, 2 * 5 * 275)
+    items = {
+        "large": values[: 2 * 5 * 272].reshape(2, 5, 16, 17),
+        "small": values[2 * 5 * 272 :].reshape(2, 5, 3),
+    }
+    with UniformReplayBuffer(spec, 2, None) as buffer:
+        buffer.extend(items)
+        store = round_trip(buffer, tmp_path, "parquet", arrays=arrays, row_group_bytes=2000)
+        assert_same_store(store, buffer)
+    schema = pq.read_schema(tmp_path / "file.parquet")
+    found = {name: pa.types.is_fixed_size_binary(schema.field(name).type) for name in spec}
+    assert found == {
+        "large": arrays != "list",
+        "small": arrays == "binary",
+    }
+
+
+def test_other_programs_read_the_frames_of_a_parquet_file(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 255, [2, 5, 16, 16], np.uint8)
+    with UniformReplayBuffer({"frame": diskbuf.ArraySpec([16, 16], "uint8")}, 2, None) as buffer:
+        buffer.extend({"frame": frames})
+        export_store(buffer, tmp_path / "a.parquet")
+    told = json.loads(pq.read_schema(tmp_path / "a.parquet").field("frame").metadata[b"diskbuf.array"])
+    frame = pd.read_parquet(tmp_path / "a.parquet")
+    found = [np.frombuffer(raw, told["dtype"]).reshape(told["shape"]) for raw in frame["frame"]]
+    np.testing.assert_array_equal(found, frames.swapaxes(0, 1).reshape(10, 16, 16))
+
+
+def test_bytes_that_nothing_describes_are_no_numbers(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": pa.array([b"abcd"], pa.binary(4))}), tmp_path / "a.parquet")
+    with pytest.raises(diskbuf.DiskbufError, match="'x'"):
+        import_store(tmp_path / "a.parquet", tmp_path / "b.zarr", mapping=ColumnMap(leaves={"x": "x"}))
+    for told in ('{"dtype": "<f8", "shape": [1]}', '{"dtype": "O", "shape": []}', "[]", "no"):
+        field = pa.field("x", pa.binary(4), metadata={"diskbuf.array": told})
+        table = pa.table({"x": pa.array([b"abcd"], pa.binary(4))}).cast(pa.schema([field]))
+        pq.write_table(table, tmp_path / "a.parquet")
+        with pytest.raises(diskbuf.DiskbufError, match="'x'"):
+            import_store(tmp_path / "a.parquet", tmp_path / "b.zarr", mapping=ColumnMap(leaves={"x": "x"}))
+    assert not (tmp_path / "b.zarr").exists()

@@ -1,7 +1,8 @@
 """Parquet: a table of rows, in row groups."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,18 +28,22 @@ if TYPE_CHECKING:
 
 _COMPRESSIONS = ("none", "snappy", "zstd", "lz4", "gzip", "brotli")
 _READ_BYTES = 2**23
+_BINARY_ELEMENTS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParquetFormat(Format):
     """A Parquet file, or to import from a folder of such files too.
 
-    Arrays are lists, which Arrow's readers see as tensors of their shape. Floats aren't dictionary-encoded: they hardly
-    ever repeat, and looking for it takes longer.
+    Small arrays are lists, which Arrow's readers see as tensors of their shape. Parquet encodes lists number by number,
+    which for frames is some thirty times slower than the disk, so arrays of 256 numbers and more are binary:
+    ``np.frombuffer(value, dtype).reshape(shape)``, as the column's metadata (``diskbuf.array``) says. Floats aren't
+    dictionary-encoded: they hardly ever repeat, and looking for it takes longer.
 
     Attributes:
         compression: Of the pages: none, snappy, zstd, lz4, gzip or brotli.
         level: How hard it tries; None for its usual level.
+        arrays: "list" or "binary" for all arrays, "auto" as above.
         row_group_bytes: Most bytes of the rows in a row group, before they are encoded. Parquet's writer takes some ten
             times as much memory for arrays of bytes.
 
@@ -48,6 +53,7 @@ class ParquetFormat(Format):
 
     compression: str = "zstd"
     level: int | None = None
+    arrays: str = "auto"
     row_group_bytes: int = 2**24
 
     name: ClassVar[str] = "parquet"
@@ -59,6 +65,8 @@ class ParquetFormat(Format):
             raise OptionError(f"compression must be one of {', '.join(_COMPRESSIONS)}, got {self.compression!r}.")
         if self.level is not None and (isinstance(self.level, bool) or not isinstance(self.level, int)):
             raise OptionError(f"level must be an int, got {self.level!r}.")
+        if self.arrays not in ("auto", "list", "binary"):
+            raise OptionError(f"arrays must be auto, list or binary, got {self.arrays!r}.")
         if type(self.row_group_bytes) is not int or self.row_group_bytes < 1:
             raise OptionError(f"row_group_bytes must be an int of at least 1, got {self.row_group_bytes!r}.")
 
@@ -67,7 +75,8 @@ class ParquetFormat(Format):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        schema = schema_of(rows)
+        binary = self._binary_columns(rows)
+        schema = schema_of(rows, binary=binary)
         with (
             target.open() as file,
             pq.ParquetWriter(
@@ -75,7 +84,7 @@ class ParquetFormat(Format):
                 schema,
                 compression=self.compression,
                 compression_level=self.level,
-                use_dictionary=_dictionary_columns(rows),
+                use_dictionary=_dictionary_columns(rows, binary),
             ) as writer,
             ThreadPoolExecutor(1, thread_name_prefix="diskbuf-export") as pool,
         ):
@@ -86,6 +95,12 @@ class ParquetFormat(Format):
                 writing = pool.submit(_write, writer, batches)
             if writing is not None:
                 writing.result()
+
+    def _binary_columns(self, rows: StoreRows) -> set[str]:
+        least = {"auto": _BINARY_ELEMENTS, "list": None, "binary": 1}[self.arrays]
+        if least is None:
+            return set()
+        return {path for path, spec in rows.columns.items() if spec.shape and math.prod(spec.shape) >= least}
 
     def _row_groups(self, rows: StoreRows, schema: "pa.Schema") -> "Iterator[list[pa.RecordBatch]]":
         waiting: list[pa.RecordBatch] = []
@@ -113,10 +128,12 @@ def _write(writer: Any, batches: "list[pa.RecordBatch]") -> None:
     writer.write_table(table, row_group_size=len(table))
 
 
-def _dictionary_columns(rows: StoreRows) -> list[str]:
+def _dictionary_columns(rows: StoreRows, binary: Collection[str]) -> list[str]:
     """Columns whose values are worth a dictionary: Parquet has no ints of fewer than 32 bits otherwise."""
     return ["lane"] + [
-        _leaf_path(rows.names[path], bool(spec.shape)) for path, spec in rows.columns.items() if spec.dtype.kind in "iu"
+        _leaf_path(rows.names[path], bool(spec.shape))
+        for path, spec in rows.columns.items()
+        if spec.dtype.kind in "iu" and path not in binary
     ]
 
 

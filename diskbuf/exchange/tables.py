@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,17 +21,29 @@ from diskbuf.tree import Structure
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_ARRAY_KEY = "diskbuf.array"
 _KEYS = {ID: ArraySpec((), np.int64), LANE: ArraySpec((), np.int32)}
 
 
-def schema_of(rows: StoreRows) -> "pa.Schema":
-    """Returns the columns of a table of rows, with what a file carries in its metadata."""
+def schema_of(rows: StoreRows, *, binary: Collection[str] = ()) -> "pa.Schema":
+    """Returns the columns of a table of rows, with what a file carries in its metadata.
+
+    Args:
+        rows: The rows.
+        binary: Paths of leaves whose arrays are the bytes that they are, little-endian in C order; the metadata of the
+            column says of what dtype and shape.
+    """
     import pyarrow as pa
 
     fields = [pa.field(ID, pa.int64(), nullable=False), pa.field(LANE, pa.int32(), nullable=False)]
-    fields += [
-        pa.field(rows.names[path], arrow_type(_one_lane(rows.layouts[path])), nullable=False) for path in rows.columns
-    ]
+    for path in rows.columns:
+        layout = _one_lane(rows.layouts[path])
+        if path in binary:
+            told = json.dumps({"dtype": layout.dtype.newbyteorder("<").str, "shape": list(layout.shape)})
+            kind, metadata = pa.binary(layout.lane_bytes), {_ARRAY_KEY: told}
+        else:
+            kind, metadata = arrow_type(layout), None
+        fields.append(pa.field(rows.names[path], kind, nullable=False, metadata=metadata))
     carried = json.dumps(rows.carried.to_json(), ensure_ascii=False)
     return pa.schema(fields, metadata={CARRIED_KEY: carried})
 
@@ -40,7 +53,14 @@ def batch_of(rows: StoreRows, block: RowBlock, schema: "pa.Schema") -> "pa.Recor
     import pyarrow as pa
 
     arrays = [pa.array(block.ids), pa.array(block.lanes)]
-    arrays += [arrow_array(_one_lane(rows.layouts[path]), block.columns[path][:, None]) for path in rows.columns]
+    for path in rows.columns:
+        values = block.columns[path]
+        if pa.types.is_fixed_size_binary(kind := schema.field(rows.names[path]).type):
+            little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
+            raw = pa.py_buffer(little.reshape(-1).view(np.uint8))
+            arrays.append(pa.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, raw]))
+        else:
+            arrays.append(arrow_array(_one_lane(rows.layouts[path]), values[:, None]))
     return pa.record_batch(arrays, schema=schema)
 
 
@@ -77,12 +97,30 @@ def source_columns(schema: "pa.Schema", carried: Carried | None) -> dict[str, So
         known |= {column: ArraySpec(specs[path].shape, specs[path].dtype) for path, column in carried.names.items()}
     found = {}
     for field in schema:
+        if (described := _described_spec(field)) is not None:
+            found[field.name] = SourceColumn(spec=described, kind=str(field.type))
+            continue
         stored = _stored_spec(field.type)
         spec = known.get(field.name, stored)
         if spec is not stored and (stored is None or _stored_as(spec) != (stored.dtype, stored.shape)):
             spec = stored if 0 not in (() if spec is None else spec.shape) else spec
         found[field.name] = SourceColumn(spec=spec, kind=str(field.type))
     return found
+
+
+def _described_spec(field: "pa.Field") -> ArraySpec | None:
+    """What the bytes of a column are, as its metadata says; None where it says nothing, or what can't be."""
+    import pyarrow as pa
+
+    told = (field.metadata or {}).get(_ARRAY_KEY.encode())
+    if told is None or not pa.types.is_fixed_size_binary(field.type):
+        return None
+    with contextlib.suppress(ValueError, TypeError, LookupError, SpecError):
+        value = json.loads(told)
+        spec = ArraySpec(value["shape"], np.dtype(value["dtype"]).newbyteorder("="))
+        if spec.dtype.itemsize * math.prod(spec.shape) == field.type.byte_width:
+            return spec
+    return None
 
 
 def _stored_spec(kind: "pa.DataType") -> ArraySpec | None:
@@ -141,6 +179,11 @@ def _array_of(array: "pa.Array", spec: ArraySpec | None, *, column: str, first_r
     if 0 in spec.shape:
         return np.zeros((count, *spec.shape), spec.dtype)
     _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
+    if pa.types.is_fixed_size_binary(array.type):
+        width = array.type.byte_width
+        raw = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + count) * width]
+        little = raw.view(spec.dtype.newbyteorder("<")).astype(spec.dtype, copy=False)
+        return little.reshape(count, *spec.shape)
     while isinstance(array, pa.ExtensionArray) or pa.types.is_fixed_size_list(array.type):
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
         _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
