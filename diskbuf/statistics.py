@@ -3,7 +3,8 @@
 A buffer is gone through block by block. What is counted value by value (columns of few or of small values) is exact in
 every respect. Of others the moments, extremes and counts are of all values too, each block's merged into those before
 it by the updating formulas of Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance" (1983); quantiles
-and histograms are those of a uniform sample, or of all values when that is asked for. Then a few more passes follow
+and histograms are those of a uniform sample, or of all values when that is asked for. Of large arrays of bytes, which
+are pictures, the moments are the sample's too. Then a few more passes follow
 the digits of the wanted order statistics, 16 bits at a time, through integer keys that order as the values do.
 """
 
@@ -39,7 +40,6 @@ _DIGIT_BITS = 16
 _DIGITS = 2**_DIGIT_BITS
 _COUNTED_BYTES = 2**22
 _COLLECTED = 2**22
-_ROW = 256  # so many squares of a byte add up exactly in float32: 256 * 255**2 < 2**24
 _BLAS_ROW = 4096
 _WORKERS = 2
 _TRIES = 3
@@ -70,7 +70,8 @@ class ColumnStatistics:
         bins: How many of the values that it was made of are in each bin; the upper edge belongs to the last one.
         distinct_count: How many different finite values there are; None where they weren't counted.
         distinct: (value, how often) of each, ascending, where there are at most 20; else None.
-        is_exact: Whether quantiles and histogram are of all finite values, and not of a sample.
+        is_exact: Whether quantiles and histogram, and of large arrays of bytes mean and standard deviation, are of all
+            finite values and not of a sample.
     """
 
     path: str
@@ -392,7 +393,7 @@ class _Column:
         flat, sample = values.flat, values.flat[values.sampled]
         if self._kind == "counts":
             if not self._counts_on:
-                return _byte_moments(flat)._replace(sample=sample)
+                return _byte_limits(flat)._replace(sample=sample)
             bits = _count_bits(flat)
             return _Part(len(flat), counts=bits, sample=sample)
         if self._kind == "float":
@@ -421,7 +422,8 @@ class _Column:
             self._all = known._replace(seen=known.seen + part.seen, counts=counts)
             is_varied = np.count_nonzero(counts) > _MOST_DISTINCT
             if self._bits == 8 and self._is_array and not self._exact and self._all.seen > _COUNTED_BYTES and is_varied:
-                self._counts_on = False  # bytes of pictures: counting takes several times as long as reading
+                # Bytes of pictures: counting them, or adding them up, takes several times as long as reading.
+                self._counts_on = False
                 self._all = self._counted_moments()
             return
         if part.counts is not None:  # was under way as that was decided
@@ -599,6 +601,9 @@ class _Column:
             return self._with_counts(facts, *np.unique(sample, return_counts=True))
         if not len(sample):
             return dataclasses.replace(facts, is_exact=False)
+        if self._kind == "counts":
+            wide = sample.astype(np.float64)
+            facts = dataclasses.replace(facts, mean=float(wide.mean()), std=float(wide.std()))
         return dataclasses.replace(
             facts,
             quantiles=_quantiles(len(sample), lambda rank: sample[rank]),
@@ -776,36 +781,14 @@ def _tally(raw: NDArray[np.uint16]) -> NDArray[np.int64]:
     return counts
 
 
-def _byte_moments(flat: NDArray[Any]) -> _Part:
-    """Of bytes, exactly: float32 adds up 256 of them, or of their squares, without rounding."""
+def _byte_limits(flat: NDArray[Any]) -> _Part:
+    """Of bytes whose moments come from the sample: how many there are, the least and the greatest."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    total = squares = 0
-    room = np.empty(min(2 * _PIECE, len(flat)), np.float32)
-    ones = np.ones(_ROW, np.float32)
-    whole = len(flat) // _ROW * _ROW
-    for start in range(0, whole, 2 * _PIECE):
-        piece = flat[start : min(whole, start + 2 * _PIECE)]
-        wide = room[: len(piece)]
-        wide[:] = piece
-        rows = wide.reshape(-1, _ROW)
-        total += int(np.vecdot(rows, ones).sum(dtype=np.float64))
-        squares += int(np.vecdot(rows, rows).sum(dtype=np.float64))
-    rest = flat[whole:].astype(np.int64)
-    total, squares = total + int(rest.sum()), squares + int(np.square(rest).sum())
     raw = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, pa.py_buffer(flat)])
     limits = pc.min_max(raw)  # several times as fast as NumPy's two
-    count = len(flat)
-    return _Part(
-        count,
-        finite=count,
-        mean=total / count,
-        total=total,
-        squares=np.longdouble(count * squares - total * total) / count,
-        minimum=limits["min"].as_py(),
-        maximum=limits["max"].as_py(),
-    )
+    return _Part(len(flat), finite=len(flat), minimum=limits["min"].as_py(), maximum=limits["max"].as_py())
 
 
 def _moments_of_counts(part: _Part, values: NDArray[Any], counts: NDArray[np.int64]) -> _Part:

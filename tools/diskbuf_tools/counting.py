@@ -174,7 +174,8 @@ def _print_table(found: "Statistics") -> None:
             print(f"{column.path or '(array)'}: {_distinct_text(column)}")
     sampled = [column.path or "(array)" for column in found.columns if not column.is_exact]
     if sampled:
-        print(f"Quantiles and histogram of a sample (--exact for all values): {', '.join(sampled)}")
+        of_what = "Quantiles and histogram, of frames mean and std too,"
+        print(f"{of_what} of a sample (--exact for all values): {', '.join(sampled)}")
 
 
 def _distinct_text(column: "ColumnStatistics") -> str:
