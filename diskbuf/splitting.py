@@ -13,14 +13,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from diskbuf.arranging import arrange, named, window_of
+from diskbuf.episode_ends import TrajectoryRule, end_rule
 from diskbuf.episode_table import episodes
-from diskbuf.errors import OptionError, StoreError, StoreExistsError, WindowError
+from diskbuf.errors import OptionError, StoreError, StoreExistsError, StoreNotFoundError, WindowError
 from diskbuf.options import Layout, ReadOptions
-from diskbuf.replay_buffers.opening import place_of
+from diskbuf.replay_buffers.opening import objects_at, place_of
 from diskbuf.replay_buffers.uniform import open as open_buffer
 from diskbuf.store.arranged import ArrangedSnapshot, Segment
 from diskbuf.store.copy_target import check_free
-from diskbuf.store.manifest import Manifest, read_manifest
+from diskbuf.store.layout import COPYING_FILE, STATE_FOLDER
 from diskbuf.store.snapshot import Snapshot
 from diskbuf.transfer import (
     KEEP,
@@ -217,7 +218,8 @@ def split(
             with open_buffer(
                 from_place, history=history, storage_options=storage_options, read_options=options
             ) as buffer:
-                choosing.take_episodes(episodes(buffer, ends=ends))
+                has_boundaries = isinstance(end_rule(snapshot.layouts, ends), TrajectoryRule)
+                choosing.take_episodes(episodes(buffer, ends=ends), has_boundaries=has_boundaries)
         chosen = choosing.choose(list(wanted.values()), by=by, seed=seed)
         arranged = [
             arrange(
@@ -228,7 +230,10 @@ def split(
             )
             for one in chosen
         ]
-        is_there = [_is_there(place, one.manifest) for place, one in zip(wanted, arranged, strict=True)]
+        is_there = [
+            _is_there(place, one, storage_options=destination_storage_options, read_options=options)
+            for place, one in zip(wanted, arranged, strict=True)
+        ]
         tell = _Shares(progress, [_raw_bytes(one) for one in arranged])
         reports = []
         for number, (place, one, rows) in enumerate(zip(wanted, chosen, arranged, strict=True)):
@@ -286,19 +291,23 @@ class _Choosing:
         self._episodes: list[tuple[int, Segment]] = []  # (lane, rows), is_cut telling whether the episode isn't whole
         self._ended: list[bool] = []
 
-    def take_episodes(self, table: Any) -> None:
-        """Takes the table of `diskbuf.episodes` over; rows of a boundary go with the episode before them."""
-        lanes, firsts = (table[name].to_numpy() for name in ("lane", "first_id"))
+    def take_episodes(self, table: Any, *, has_boundaries: bool) -> None:
+        """Takes the table of `diskbuf.episodes` over; rows of a boundary go with the episode before them.
+
+        The table may be of a later moment than the snapshot: an episode may since have ended, or got its boundary.
+        """
+        lanes, firsts, lasts = (table[name].to_numpy() for name in ("lane", "first_id", "last_id"))
         ends, whole = table["end"].to_pylist(), table["is_whole"].to_pylist()
         stops = np.full(len(lanes), self._next_id, np.int64)
+        known_runs = {*self._snapshot.manifest.runs, self._next_id}
         runs = np.array([*self._snapshot.manifest.runs, self._next_id], np.int64)
         for lane in np.unique(lanes):
             mine = np.flatnonzero(lanes == lane)
             stops[mine[:-1]] = firsts[mine[1:]]
         # an episode doesn't go on in the next run
         stops = np.minimum(stops, runs[np.minimum(np.searchsorted(runs, firsts, side="right"), len(runs) - 1)])
-        for lane, first, stop, end, is_whole in zip(
-            lanes.tolist(), firsts.tolist(), stops.tolist(), ends, whole, strict=True
+        for lane, first, last, stop, end, is_whole in zip(
+            lanes.tolist(), firsts.tolist(), lasts.tolist(), stops.tolist(), ends, whole, strict=True
         ):
             first_id = max(first, self._first_id)
             if first_id < stop:
@@ -310,13 +319,17 @@ class _Choosing:
                     is_cut=not is_whole or first_id != first,
                 )
                 self._episodes.append((lane, rows))
-                self._ended.append(end not in ("open", "broken"))
+                # without the row of its final observation it ends in a step that the next row must not follow
+                is_cut_off = last >= stop or (has_boundaries and last + 1 == stop and stop in known_runs)
+                self._ended.append(end not in ("open", "broken") and not is_cut_off)
 
     def choose(self, parts: Sequence[Part], *, by: By, seed: int | None) -> list[_Chosen]:
         """Returns what each part gets, in their order."""
         shares = [part.share for part in parts if isinstance(part, Fraction)]
         if sum(shares) > 1 + 1e-9:
             raise OptionError(f"fractions must not be more than the whole together, got {shares}.")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise OptionError(f"seed must be an int of at least 0, or None, got {seed!r}.")
         count = len(self._episodes) if by == "episodes" else self._next_id - self._first_id
         bounds = iter(itertools.pairwise(round(min(1.0, end) * count) for end in (0.0, *itertools.accumulate(shares))))
         dealt = np.arange(len(self._episodes))
@@ -386,25 +399,61 @@ class _Choosing:
         return _Chosen(segments or [Segment(snapshot=self._snapshot, first_id=0, next_id=0)], len(numbers))
 
 
-def _is_there(place: Path | str, wanted: Manifest) -> bool:
-    """Whether an interrupted call has made this store already.
+def _is_there(
+    place: Path | str,
+    wanted: ArrangedSnapshot,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    read_options: ReadOptions,
+) -> bool:
+    """Whether an interrupted call has made this store already, with these very rows.
 
     Raises:
         StoreExistsError: When something else is there.
+        StoreCorruptError: When it has rotten since.
     """
-    if not isinstance(place, Path):
-        return False
     try:
-        there = read_manifest(place)
-    except StoreError:
+        if _is_unfinished(place, storage_options, read_options):
+            return False  # the rows may all be there, but the note of the copy isn't gone yet
+        there = snapshot_of(place, storage_options, read_options)
+    except StoreError as error:
+        if isinstance(place, str):
+            if isinstance(error, StoreNotFoundError):
+                return False
+            raise
         check_free(place)
         return False
-    names = ("kind", "spec", "batch_size", "max_length", "first_id", "next_id", "runs", "metadata")
-    if any(getattr(there, name) != getattr(wanted, name) for name in names):
-        raise StoreExistsError(
-            f"destination must be free, but {place} holds a store. Choose another place, or remove it first.",
-            path=str(place),
-        )
+    with contextlib.closing(there):
+        names = ("kind", "spec", "batch_size", "max_length", "first_id", "next_id", "runs", "metadata")
+        is_same = all(getattr(there.manifest, name) == getattr(wanted.manifest, name) for name in names)
+        if not is_same or not _holds_rows(there, wanted):
+            raise StoreExistsError(
+                f"destination must be free, but {place} holds a store. Choose another place, or remove it first.",
+                path=str(place),
+            )
+    return True
+
+
+def _is_unfinished(place: Path | str, storage_options: Mapping[str, Any] | None, options: ReadOptions) -> bool:
+    note = f"{STATE_FOLDER}/{COPYING_FILE}"
+    if isinstance(place, Path):
+        return (place / note).exists()
+    objects = objects_at(place, storage_options=storage_options, read_options=options, is_ours=True)
+    with contextlib.closing(objects), contextlib.suppress(FileNotFoundError):
+        objects.size(note)
+        return True
+    return False
+
+
+def _holds_rows(there: Snapshot, wanted: ArrangedSnapshot) -> bool:
+    """Whether all rows of two snapshots of equal specs and windows are the same, byte for byte."""
+    first_id, next_id = wanted.manifest.first_id, wanted.manifest.next_id
+    for number, layout in enumerate(there.layouts):
+        for chunk in layout.chunks(first_id, next_id):
+            low, high = max(first_id, chunk * layout.chunk_rows), min(next_id, (chunk + 1) * layout.chunk_rows)
+            found, expected = (one.rows(number, low, high) for one in (there, wanted))
+            if found.tobytes() != expected.tobytes():
+                return False
     return True
 
 

@@ -219,12 +219,13 @@ def check_apart(source: Path | str, destination: Path | str) -> None:
     Raises:
         OptionError: When it does.
     """
-    if isinstance(source, Path) and isinstance(destination, Path):
-        first, second = Path(os.path.realpath(source)), Path(os.path.realpath(destination))
+    one, other = _on_this_machine(source), _on_this_machine(destination)
+    if isinstance(one, Path) and isinstance(other, Path):
+        first, second = Path(os.path.realpath(one)), Path(os.path.realpath(other))
         is_apart = first != second and first not in second.parents and second not in first.parents
-    elif isinstance(source, str) and isinstance(destination, str):
-        one, other = (f"{url.rstrip('/')}/" for url in (source, destination))
-        is_apart = not (one.startswith(other) or other.startswith(one))
+    elif isinstance(one, str) and isinstance(other, str):
+        begin, end = (f"{url.rstrip('/')}/" for url in (one, other))
+        is_apart = not (begin.startswith(end) or end.startswith(begin))
     else:
         is_apart = True
     if not is_apart:
@@ -232,6 +233,13 @@ def check_apart(source: Path | str, destination: Path | str) -> None:
             f"destination must lie outside the source, and the source outside it, got {str(destination)!r} for "
             f"{str(source)!r}. Choose another place."
         )
+
+
+def _on_this_machine(place: Path | str) -> Path | str:
+    """The folder that a URL names, where it names one: what was published to a folder has no path of a store."""
+    if isinstance(place, str) and place.startswith(("file://", "local://")):
+        return Path(place.partition("://")[2])
+    return place
 
 
 def snapshot_of(place: Path | str, storage_options: Mapping[str, Any] | None, options: ReadOptions) -> Snapshot:

@@ -3,23 +3,36 @@
 import contextlib
 import dataclasses
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from diskbuf.errors import OptionError, StoreExistsError, WindowError
-from diskbuf.inspection import inspect, store_files
+from diskbuf.inspection import StoreFile, disk_bytes_of, inspect, store_files
 from diskbuf.options import StoreOptions
-from diskbuf.replay_buffers.opening import local_path, objects_at, open_existing, place_of
+from diskbuf.replay_buffers.opening import item_format_of, leaves_of, local_path, objects_at, open_existing, place_of
+from diskbuf.statistics import STATISTICS_FILE
 from diskbuf.store import files
-from diskbuf.store.layout import STATE_FOLDER
-from diskbuf.store.manifest import FORMAT, Manifest, read_manifest
+from diskbuf.store.checksums import CHECKSUM_FILE
+from diskbuf.store.journal import JOURNAL_FILE
+from diskbuf.store.layout import COPYING_FILE, HEADER_FILE, LOCK_FILE, STATE_FOLDER
+from diskbuf.store.lock import WriterLock
+from diskbuf.store.manifest import COPY_FILE, FORMAT, ZARR_JSON, Manifest, read_manifest
 from diskbuf.store.quarantine import QUARANTINE_FOLDER, quarantine_of
+from diskbuf.store.reading import column_layouts
 from diskbuf.store.remote import read_remote_manifest
 from diskbuf.store.writing import Trim, lock_store
 
 _QUARANTINE = f"{STATE_FOLDER}/{QUARANTINE_FOLDER}/"
+_STATE_FILES = (
+    *(HEADER_FILE, LOCK_FILE, JOURNAL_FILE, COPYING_FILE),
+    *(CHECKSUM_FILE, COPY_FILE, STATISTICS_FILE),
+)
+_HALF_MADE = re.compile(r"\.(?P<name>.+?)(\.\d+-\d+)?\.tmp")
+_MOST_NAME_BYTES = 200  # of a name that something is put behind; file systems take 255
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,7 +249,8 @@ def delete(
     """Deletes a store, and nothing else.
 
     Once this has begun there is no store at that place any more, also when it is interrupted: a folder is renamed
-    first, to a hidden name beside it, and of a remote store the manifest goes first.
+    first, to a hidden name beside it, and of a remote store the manifest goes first. The same call again then removes
+    what is left of the folder.
 
     Args:
         path: The store's folder, which no process may have open for writing, or a URL.
@@ -249,7 +263,7 @@ def delete(
     Raises:
         OptionError: When the path is a link.
         StoreNotFoundError: When there is no store.
-        StoreExistsError: When the folder holds files that are not the store's; names one.
+        StoreExistsError: When the folder, or one in it, holds files that are not the store's; names one.
         StoreLockedError: When a process writes it.
         StoreFormatError: When a newer version wrote it.
         StoreCorruptError: When its manifest can't be read: nothing then tells that it is a store.
@@ -261,9 +275,12 @@ def delete(
         return _delete_remote(place, storage_options, dry_run=dry_run)
     if place.is_symlink():
         raise OptionError(f"path must be the store itself, got {place}, a link to {place.resolve()}. Give that one.")
+    if not os.path.lexists(place) and (left := _leftovers(place)):
+        return _delete_leftovers(place, left, dry_run=dry_run)
     facts = inspect(place, counts_episodes=False)
-    _refuse_strangers(place, read_manifest(place))
+    manifest = read_manifest(place)
     known = list(store_files(place))
+    _refuse_strangers(place, manifest, known)
     report = DeleteReport(
         path=str(place),
         steps=facts.next_id - facts.first_id,
@@ -272,19 +289,99 @@ def delete(
         is_dry_run=dry_run,
     )
     if not dry_run:
-        with contextlib.closing(lock_store(place)):
-            going = place.with_name(f".{place.name}.deleted-{os.getpid()}")
+        going = place.with_name(f"{_going_name(place)}{secrets.token_hex(4)}")
+        with contextlib.closing(_lock_there(place, manifest)):
             place.rename(going)
             files.sync_folder(place.parent)
-        shutil.rmtree(going)
+        _remove(going)
     return report
 
 
-def _refuse_strangers(store: Path, manifest: Manifest) -> None:
-    """Refuses a folder in which somebody keeps other things too."""
-    own = {"zarr.json", STATE_FOLDER, *(name.split("/")[0] for name in manifest.chunk_rows)}
-    own |= {"data"} if manifest.layout == "arrow" else set()
-    strangers = sorted({entry.name for entry in store.iterdir()} - own)
+def _lock_there(store: Path, manifest: Manifest) -> WriterLock:
+    """Takes the lock of a store that is there and, once it is locked, still the one that was looked at.
+
+    Raises:
+        StoreNotFoundError: When it has gone meanwhile; nothing is made in its place.
+        StoreExistsError: When another one has come there.
+        StoreLockedError: When a process writes it.
+    """
+    try:
+        lock = WriterLock(store / STATE_FOLDER / LOCK_FILE, store=str(store))
+    except FileNotFoundError:
+        read_manifest(store)
+        lock = lock_store(store)  # the store is there, only its folder for the lock isn't
+    try:
+        if read_manifest(store).created != manifest.created:
+            raise StoreExistsError(
+                f"store {store} must stay what it was, but another one has come in its place. Look again.",
+                path=str(store),
+            )
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _going_name(store: Path) -> str:
+    """How the names begin that a store goes by while it is being deleted."""
+    return f".{os.fsdecode(os.fsencode(store.name)[:_MOST_NAME_BYTES])}.deleted-"
+
+
+def _leftovers(store: Path) -> list[Path]:
+    """What is left of a store whose deletion was interrupted."""
+    begin = _going_name(store)
+    try:
+        names = sorted(entry.name for entry in store.parent.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [
+        store.parent / name
+        for name in names
+        if name.startswith(begin) and re.fullmatch(r"[0-9a-f]{8}", name.removeprefix(begin))
+    ]
+
+
+def _delete_leftovers(store: Path, left: Sequence[Path], *, dry_run: bool) -> DeleteReport:
+    report = DeleteReport(
+        path=str(store),
+        steps=0,
+        files=sum(len(names) for folder in left for _, _, names in os.walk(folder)),
+        bytes=sum(disk_bytes_of(folder) for folder in left),
+        is_dry_run=dry_run,
+    )
+    for folder in () if dry_run else left:
+        _remove(folder)
+    return report
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder that another process may be removing too."""
+    while os.path.lexists(folder):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+
+def _refuse_strangers(store: Path, manifest: Manifest, known: Sequence[StoreFile]) -> None:
+    """Refuses a folder in which somebody keeps other things too, at whatever depth."""
+    own = {ZARR_JSON, *_metadata_names(manifest), *(f"{STATE_FOLDER}/{name}" for name in _STATE_FILES)}
+    top = {name.split("/")[0] for name in own} | ({"data"} if manifest.layout == "arrow" else set())
+    strangers = sorted({entry.name for entry in store.iterdir()} - top)
+    layouts = column_layouts(leaves_of(item_format_of(manifest)), manifest, path=store)
+    chunk_format = manifest.chunk_format(layouts)
+    of_folder = {layout.raw_folder: layout for layout in layouts}
+
+    def is_own(name: str) -> bool:
+        folder, _, base = name.rpartition("/")
+        raw = of_folder.get(folder)
+        is_chunk = raw is not None and raw.chunk_of_name(base) is not None
+        return name in own or is_chunk or chunk_format.chunk_of_name(name) is not None
+
+    for file in known:
+        folder, slash, base = file.name.rpartition("/")
+        half = _HALF_MADE.fullmatch(base)
+        names = [file.name, *([f"{folder}{slash}{half['name']}"] if half else [])]
+        if file.state is None and not file.name.startswith(_QUARANTINE) and not any(map(is_own, names)):
+            strangers.append(file.name)
     if strangers:
         raise StoreExistsError(
             f"a store that is deleted must hold nothing else, but {store / strangers[0]} is not of it. Move that away.",
