@@ -1,5 +1,7 @@
 """The command line: parse, call, print. What it knows about a store it asks the package."""
 
+import contextlib
+import io
 import os
 import sys
 import warnings
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 when a fault was found or an operation failed; 2 when the words make no command, or one of
         them is outside its rule; 130 after Ctrl-C. Errors of diskbuf and of the file system are one line on stderr.
     """
+    _settle_streams()
     command = typer.main.get_command(_app())
     if _COMPLETION in os.environ:
         command(prog_name="diskbuf")
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except BrokenPipeError:  # `diskbuf head STORE | head -1` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail flushing it
+        _drop_output()
         return 0
     except KeyboardInterrupt:
         return _fail("interrupted; stores are as the last finished step left them.", 130)
@@ -54,7 +57,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except (diskbuf.DiskbufError, OSError) as error:
         return _fail(error, 1)
+    except MemoryError as error:
+        return _fail(f"this must fit into memory, but: {str(error) or 'there is none left'}.", 1)
     return code or 0
+
+
+def _settle_streams() -> None:
+    """Opens streams that the caller has closed on nothing, and lets what they can't encode be written escaped.
+
+    Otherwise the next file that is opened, one of a store perhaps, would get the number of the closed stream, and with
+    it what libraries print there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115
+        elif number and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Lets what is still to be printed go, or the exit would fail flushing it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _app() -> typer.Typer:
@@ -81,7 +112,8 @@ def _diskbuf(
 
 
 def _fail(message: object, code: int) -> int:
-    print(f"diskbuf: {_one_line(message)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # the exit code still tells
+        print(f"diskbuf: {_one_line(message)}", file=sys.stderr)
     return code
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf_tools.gathered import Course, Episodes, Gathered, Kind, RunPace, Sample
-from diskbuf_tools.output import text
+from diskbuf_tools.output import drawable, text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -482,4 +482,5 @@ def _save(figure: "Figure", file: Any, format: Literal["png", "svg"]) -> None:  
 
 
 def _shortened(words: str, length: int) -> str:
+    words = drawable(words)
     return words if len(words) <= length else f"{words[: length - 1]}…"

@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +43,13 @@ def console() -> "Console":
 
 def print_json(value: object) -> None:
     """Prints one JSON document. NaN and the infinities, which JSON lacks, become strings; arrays become lists."""
-    print(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False))
+    plain = _plain(value)
+    line = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # a name that is no text, or a stream of less than Unicode: JSON has its own escapes
+        line = json.dumps(plain, allow_nan=False)
+    print(line)
 
 
 def _plain(value: Any) -> Any:
@@ -150,6 +157,15 @@ def text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.6g}"
     return str(value)
+
+
+def drawable(words: str) -> str:
+    """Words for a picture or a page: bytes of a path that are no text, and control characters, are replaced."""
+    return "".join("\N{REPLACEMENT CHARACTER}" if _is_no_text(letter) else letter for letter in words)
+
+
+def _is_no_text(letter: str) -> bool:
+    return letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")
 
 
 def bytes_text(count: int) -> str:

@@ -23,7 +23,7 @@ from diskbuf.errors import WindowError
 from diskbuf.specs import BoundedArraySpec
 from diskbuf_tools.figures import Panel, in_the_dark, panels_of, svg_of
 from diskbuf_tools.gathered import Episode, Gathered, Roles, RunPace, Sample, sample_column
-from diskbuf_tools.output import bytes_text, text
+from diskbuf_tools.output import bytes_text, drawable, text
 from diskbuf_tools.pictures import PictureLeaf, Pixels, boundary_follows, picture_leaves
 
 if TYPE_CHECKING:
@@ -338,7 +338,7 @@ def make_page(
 
 
 def _escaped(words: object) -> str:
-    return html.escape(str(words), quote=True)
+    return html.escape(drawable(str(words)), quote=True)
 
 
 def _style() -> str:
