@@ -356,6 +356,7 @@ class _Copying:
                 target.save_note(now=True)
             raise
         next_id = self.manifest.next_id
+        self._left_out(self._snapshot.gone_below)
         if self._snapshot.oldest_id < next_id and self.oldest_id >= next_id:
             raise WindowError(
                 f"steps must stay in the window until they are copied, but the writer evicted all those from "
@@ -443,7 +444,7 @@ class _Copying:
                 try:
                     found = [self._snapshot.rows(number, first_id, stop) for number in self._format.groups[group]]
                 except EvictedError as error:
-                    self._evicted(error)
+                    self._left_out(max(error.first_id, stop))
                     break
                 count = self._rows_in(group, chunk)
                 if len(found[0]) == count:
@@ -457,8 +458,9 @@ class _Copying:
                     yield group, chunk, building.pop(group)[1]
             first_id = max(stop, self.oldest_id)
 
-    def _evicted(self, error: EvictedError) -> None:
-        self.oldest_id = max(self.oldest_id, min(error.first_id, self.manifest.next_id))
+    def _left_out(self, next_id: int) -> None:
+        """The copy begins at an id, or behind it: steps before it were evicted, or are in a chunk that has gone."""
+        self.oldest_id = max(self.oldest_id, min(next_id, self.manifest.next_id))
 
     def _remove_evicted(self) -> None:
         """Removes what was copied of steps before some that were evicted."""
@@ -486,7 +488,8 @@ class _Copying:
             try:
                 written, was_there = pending.future.result()
             except EvictedError as error:
-                self._evicted(error)
+                chunk_end = (pending.chunk + 1) * self._group_rows()[pending.group]
+                self._left_out(max(error.first_id, chunk_end))
                 continue
             self._target.bytes_written += written
             self._target.skipped += was_there

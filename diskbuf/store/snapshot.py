@@ -53,6 +53,8 @@ class Snapshot(abc.ABC):
     Attributes:
         manifest: What the store was at that moment; its window is the window of then.
         oldest_id: First id that is there: of the window, or of the history where it is kept.
+        gone_below: Rows with ids below it were evicted before they were read: what was read of them are zeros. 0 as
+            long as none were, or those that were are an error.
         layouts: The columns.
         bytes_read: How many bytes were read of the store so far.
     """
@@ -60,6 +62,7 @@ class Snapshot(abc.ABC):
     def __init__(self, manifest: Manifest, layouts: Sequence[ColumnLayout]) -> None:
         self.manifest = manifest
         self.oldest_id = min(manifest.oldest_id if manifest.keep_history else manifest.first_id, manifest.next_id)
+        self.gone_below = 0
         self.layouts = tuple(layouts)
         self.bytes_read = 0
         self._counting = threading.Lock()
@@ -373,17 +376,23 @@ class ObjectSnapshot(Snapshot):
         return into
 
     def _load_raw(self, numbers: Sequence[int], chunk: int, count: int) -> list[NDArray[Any]]:
-        """Reads rows that aren't sealed, through the store."""
+        """Reads rows that aren't sealed, through the store; those that have been evicted are zeros."""
         if self._store is None:
             raise StoreNotFoundError(f"{self._objects.place('')} must have sealed chunks only.")
         layouts = [self.layouts[number] for number in numbers]
         start = chunk * layouts[0].chunk_rows
-        first_id = max(start, self.oldest_id, self._first_id_now())
-        if first_id >= start + count:
-            raise EvictedError(first_id)
-        found = self._store.read_columns(numbers, first_id, start + count)
-        if found is None or found[0].shape[1] < start + count - first_id:
-            raise EvictedError(max(self._first_id_now(), first_id + 1))
+        first_id = wanted = max(start, self.oldest_id)
+        while True:
+            first_id = max(first_id, self._first_id_now())
+            if first_id >= start + count:
+                raise EvictedError(first_id)
+            found = self._store.read_columns(numbers, first_id, start + count)
+            if found is not None and found[0].shape[1] == start + count - first_id:
+                break
+            first_id += 1  # evicted between the two looks
+        if first_id > wanted:
+            with self._counting:
+                self.gone_below = max(self.gone_below, first_id)
         whole = []
         for layout, rows in zip(layouts, found, strict=True):
             self._count(rows.nbytes)
