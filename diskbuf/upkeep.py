@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import secrets
@@ -419,10 +420,19 @@ def _metadata_names(manifest: Manifest) -> set[str]:
 def _reopen(store: Path, trim: Trim | None = None) -> None:
     """Opens a store for writing and closes it again, which leaves it as a writer of this version would."""
     kind = read_manifest(store).kind
-    writable, _ = open_existing(
-        store, kind=kind, is_writable=True, reads_history=False, options=StoreOptions(), trim=trim
-    )
-    writable.close()
+    try:
+        writable, _ = open_existing(
+            store, kind=kind, is_writable=True, reads_history=False, options=StoreOptions(), trim=trim
+        )
+        writable.close()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            error.errno,
+            f"{store} must have room for the small files that say what is in it, but: {error.strerror}. Make a little "
+            "room, and do it again",
+        ) from error
 
 
 def _disk_bytes(store: Path) -> int:

@@ -1,5 +1,7 @@
 """The verbs that move and tidy stores, where other things happen at the same time, are in the way, or went wrong."""
 
+import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -15,7 +17,10 @@ import pytest
 from diskbuf_tools import cli
 
 import diskbuf
-from diskbuf import comparing, splitting, trajectories, upkeep
+from diskbuf import comparing, copying, merging, splitting, trajectories, upkeep
+from diskbuf.store import files
+from diskbuf.store.arranged import ArrangedSnapshot, Segment, arranged_manifest
+from diskbuf.store.snapshot import EvictedError, RawSnapshot, Snapshot
 
 SCRIPT = Path(sys.executable).with_name("diskbuf")
 SPEC = {"x": diskbuf.ArraySpec([], "int64"), "done": diskbuf.ArraySpec([], "bool")}
@@ -125,6 +130,53 @@ def test_an_episode_without_the_row_of_its_final_observation_is_followed_by_a_ru
     assert runs(tmp_path / "a") == [5]
 
 
+def test_a_chunk_is_read_once_however_many_episodes_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with diskbuf.UniformReplayBuffer(SPEC, 1, None, path=tmp_path / "s") as buffer:
+        buffer.extend({"x": np.arange(3000)[None], "done": (np.arange(3000) % 3 == 2)[None]})
+    read = RawSnapshot.rows
+    calls = []
+
+    def counted(self: RawSnapshot, number: int, first_id: int, next_id: int) -> Any:
+        calls.append((number, first_id, next_id))
+        return read(self, number, first_id, next_id)
+
+    monkeypatch.setattr(RawSnapshot, "rows", counted)
+    diskbuf.split(tmp_path / "s", {tmp_path / "a": 0.5, tmp_path / "b": 0.5}, seed=1, ends="done")
+    assert 1 <= len(calls) <= 2 * 2  # columns, parts
+    monkeypatch.undo()
+    found = [rows(tmp_path / name)["x"][0].tolist() for name in "ab"]
+    assert sorted(found[0] + found[1]) == list(range(3000))
+
+
+def test_rows_that_were_evicted_are_not_taken_from_what_is_left_of_their_chunk() -> None:
+    class Evicting(Snapshot):
+        chunk_format = None
+
+        def rows(self, number: int, first_id: int, next_id: int) -> Any:
+            del number
+            if first_id < self.gone_below:
+                raise EvictedError(self.gone_below)
+            return np.repeat(np.arange(first_id, next_id)[:, None], 2, axis=1)
+
+        gone_below = 0
+
+        def close(self) -> None:
+            pass
+
+    with diskbuf.UniformReplayBuffer({"x": diskbuf.ArraySpec([], "int64")}, 2, 64) as buffer:
+        buffer.extend({"x": np.zeros([2, 64], np.int64)})
+        store = buffer._opened()
+        snapshot = Evicting(store.manifest, [column.layout for column in store.columns])
+    snapshot.manifest = dataclasses.replace(snapshot.manifest, first_id=0, next_id=64, oldest_id=0)
+    lanes = [Segment(snapshot=snapshot, first_id=10, next_id=40, lane=lane) for lane in (0, 1)]
+    arranged = ArrangedSnapshot(arranged_manifest(lanes, first_id=0, lanes=1, metadata=None), snapshot.layouts, lanes)
+    snapshot.gone_below = 20
+    assert arranged.rows(0, 10, 20).tolist() == [[step] for step in range(20, 30)]
+    assert arranged.rows(0, 45, 60).tolist() == [[step] for step in range(25, 40)]
+    with pytest.raises(diskbuf.WindowError, match="evicted those below 20"):
+        arranged.rows(0, 30, 45)
+
+
 @pytest.mark.parametrize("seed", [-1, True, 1.5])
 def test_seeds_that_are_none_are_refused(tmp_path: Path, seed: Any) -> None:
     make(tmp_path / "s")
@@ -226,6 +278,23 @@ def test_names_as_long_as_they_may_be_are_deleted(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_full_disk_can_be_made_room_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make(tmp_path / "s")
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(files, "replace_file", full)
+    for verb in (upkeep.compact, upkeep.upgrade, lambda path: upkeep.trim(path, keep=3)):
+        with pytest.raises(OSError, match="Make a little room, and do it again") as caught:
+            verb(store)
+        assert caught.value.errno == errno.ENOSPC
+    assert rows(store)["x"].shape == (2, 20)
+    upkeep.delete(store)
+    assert not list(tmp_path.iterdir())
+
+
 def test_of_two_that_delete_a_store_one_is_told_that_it_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,3 +391,42 @@ def test_what_does_not_fit_into_memory_is_told_in_one_line(tmp_path: Path, capsy
     words = ["convert", str(tmp_path / "s"), str(tmp_path / "t"), "--codec", "zstd", "--chunk-bytes", "9" * 23]
     assert cli.main(words) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+# ---- beside a writer
+
+
+@pytest.mark.parametrize("layout", OPTIONS)
+@pytest.mark.parametrize("added", [12, 30, 70, 300])
+@pytest.mark.parametrize("chunk_bytes", [None, 128])
+def test_no_step_is_made_up_for_those_that_a_writer_evicts_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, added: int, chunk_bytes: int | None
+) -> None:
+    options = diskbuf.StoreOptions(**{**vars(OPTIONS[layout]), "chunk_bytes": 1024})
+    with diskbuf.UniformReplayBuffer(SPEC, 2, 40, path=tmp_path / "s", options=options) as writer:
+        for verb in (copying, merging, splitting):
+            add(writer, 100, base=1)
+
+            def late(*args: Any, move: Any = verb.transfer, **given: Any) -> Any:
+                add(writer, added, base=1)
+                return move(*args, **given)
+
+            monkeypatch.setattr(verb, "transfer", late)
+        verbs = {
+            "copy": lambda to: diskbuf.copy(tmp_path / "s", to, chunk_bytes=chunk_bytes),
+            "merge": lambda to: diskbuf.merge([tmp_path / "s"], to, chunk_bytes=chunk_bytes),
+            "lanes": lambda to: diskbuf.merge([tmp_path / "s"], to, lanes=1, chunk_bytes=chunk_bytes),
+            "split": lambda to: diskbuf.split(tmp_path / "s", {to: 1.0}, by="steps", chunk_bytes=chunk_bytes),
+        }
+        for name, verb in verbs.items():
+            end = writer.next_id
+            try:
+                verb(tmp_path / name)
+            except diskbuf.WindowError:
+                assert name != "copy" or added >= 40
+                continue
+            x = rows(tmp_path / name)["x"]
+            if name == "lanes":
+                x = x.reshape(2, -1)
+            np.testing.assert_array_equal(x[0], np.arange(end - x.shape[1], end) + 1)
+            np.testing.assert_array_equal(x[1], x[0] + 1_000_000)

@@ -95,24 +95,34 @@ class ArrangedSnapshot(Snapshot):
             place += stop == segment.next_id
 
     def _read(self, segment: Segment, number: int, first_id: int, next_id: int) -> NDArray[Any]:
-        if segment.lane is None:
-            return segment.snapshot.rows(number, first_id, next_id)
-        begin, found = self._chunk(segment.snapshot, number, first_id)
-        return found[first_id - begin : next_id - begin, segment.lane : segment.lane + 1]
+        snapshot = segment.snapshot
+        low, high = self._bounds(snapshot, number, first_id)
+        if segment.lane is None and (first_id, next_id) == (low, high):
+            return _rows_of(snapshot, number, first_id, next_id)
+        begin, found = self._chunk(snapshot, number, first_id)  # other segments want of it too
+        rows = found[first_id - begin : next_id - begin]
+        return rows if segment.lane is None else rows[:, segment.lane : segment.lane + 1]
+
+    def _bounds(self, snapshot: Snapshot, number: int, first_id: int) -> tuple[int, int]:
+        """Ids [first, next) that there are in the chunk of an id."""
+        chunk_rows = snapshot.layouts[number].chunk_rows
+        low = first_id // chunk_rows * chunk_rows
+        return max(low, snapshot.oldest_id), min(low + chunk_rows, snapshot.manifest.next_id)
 
     def _chunk(self, snapshot: Snapshot, number: int, first_id: int) -> tuple[int, NDArray[Any]]:
-        """The rows of the chunk that an id is in, and the first id of them; segments of other lanes want them too."""
-        chunk_rows = snapshot.layouts[number].chunk_rows
-        key = (id(snapshot), number, first_id // chunk_rows)
+        """The rows of the chunk that an id is in, and the first id of them."""
+        key = (id(snapshot), number, first_id // snapshot.layouts[number].chunk_rows)
         found = self._cached.pop(key, None)
+        if found is not None and found[0] > first_id:  # the rows before it were gone when it was read
+            self._cached_bytes -= found[1].nbytes
+            found = None
         if found is None:
-            begin = max(key[2] * chunk_rows, snapshot.oldest_id)
-            stop = min((key[2] + 1) * chunk_rows, snapshot.manifest.next_id)
+            begin, stop = self._bounds(snapshot, number, first_id)
             try:
-                rows = snapshot.rows(number, begin, stop)
+                rows = _rows_of(snapshot, number, begin, stop)
             except EvictedError:  # those that are wanted may still be there
                 begin = first_id
-                rows = snapshot.rows(number, begin, stop)
+                rows = _rows_of(snapshot, number, begin, stop)
             found = (begin, rows)
             self._cached_bytes += rows.nbytes
         self._cached[key] = found
@@ -123,6 +133,13 @@ class ArrangedSnapshot(Snapshot):
     def close(self) -> None:
         """Forgets what was read; the snapshots stay open."""
         self._cached.clear()
+
+
+def _rows_of(snapshot: Snapshot, number: int, first_id: int, next_id: int) -> NDArray[Any]:
+    rows = snapshot.rows(number, first_id, next_id)
+    if snapshot.gone_below > first_id:
+        raise EvictedError(snapshot.gone_below)
+    return rows
 
 
 def starts_of(segments: Sequence[Segment], first_id: int) -> list[int]:

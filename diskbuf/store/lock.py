@@ -68,7 +68,8 @@ class WriterLock:
             raise
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, text, 0)
+        with contextlib.suppress(OSError):  # on a full disk it is held without a name; it may be what makes room
+            os.pwrite(self._descriptor, text, 0)
         self._pid = os.getpid()
         _held.add(self)
 
