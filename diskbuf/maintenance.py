@@ -534,6 +534,10 @@ def _root_faults(store: Path, metadata: ZarrMetadata, manifest: Manifest) -> Ite
     """What is wrong with the group's own metadata. A program that rewrote it may have left the list of arrays out."""
     path = store / ZARR_JSON
     found = json.loads(path.read_bytes())
+    with contextlib.suppress(StoreFormatError, LookupError, TypeError):
+        now = Manifest.from_json(found["attributes"]["diskbuf"], path=path)
+        if now.created == manifest.created and now.next_id >= manifest.next_id:
+            manifest = now  # a writer has committed since
     length = _listed_length(found) if manifest.is_sealed else None
     expected = json.loads(json.dumps(metadata.root_document(manifest, length=length)))
     if found.get("consolidated_metadata") is None:

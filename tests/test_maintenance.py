@@ -332,3 +332,22 @@ def test_the_longest_gap_is_the_longest(first: int, length: int, pairs: list[tup
             runs.append([number])
     longest = max(map(len, runs), default=0)
     assert found == next((run for run in reversed(runs) if len(run) == longest), [])
+
+
+def test_a_commit_between_two_looks_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diskbuf import maintenance
+
+    spec = {"x": diskbuf.ArraySpec([], "int64")}
+    look = maintenance._root_faults
+    with diskbuf.UniformReplayBuffer(spec, 1, 10, path=tmp_path / "s") as buffer:
+        buffer.add_batch({"x": np.zeros(1, "int64")})
+        buffer.flush()
+
+        def look_later(*given: object) -> object:
+            for _ in range(30):
+                buffer.add_batch({"x": np.zeros(1, "int64")})
+            buffer.flush()
+            return look(*given)
+
+        monkeypatch.setattr(maintenance, "_root_faults", look_later)
+        assert [fault.message for fault in diskbuf.verify(tmp_path / "s").faults if "zarr.json" in fault.message] == []
