@@ -118,7 +118,10 @@ def diff(
             rows = tuple(_different_rows(one, other, shared, (low, high), progress or _nothing))
         return DiffReport(
             settings=tuple(_different_settings(one, other)),
-            spec=tuple(specs.differences(one.data_spec, other.data_spec)),
+            spec=tuple(
+                line.replace("the store has", "the first has").replace("the data_spec", "the second")
+                for line in specs.differences(one.data_spec, other.data_spec)
+            ),
             compared=(low, high) if one.batch_size == other.batch_size else (0, 0),
             rows=rows,
         )

@@ -73,7 +73,7 @@ def trim(
     Args:
         path: The store's folder; no process may have it open for writing.
         first_id: The window begins there afterwards.
-        keep: The newest so many steps of each lane stay.
+        keep: The newest so many steps of each lane stay, at least 0; all where there are no more.
         drop_history: Whether everything that isn't in the window leaves the disk.
         dry_run: Only say what would be done.
 
@@ -81,8 +81,9 @@ def trim(
         What was done.
 
     Raises:
-        OptionError: When not one of `first_id`, `keep` and `drop_history` is given, or both of the first two.
-        WindowError: When `first_id` is not in the window, nor its end, or `keep` is more than there is.
+        OptionError: When not one of `first_id`, `keep` and `drop_history` is given, or both of the first two; when keep
+            is negative; when the store keeps no history to drop.
+        WindowError: When `first_id` is not in the window, nor its end.
         StoreNotFoundError: When there is no store.
         StoreLockedError: When a process writes it.
         StoreCorruptError: When one of its files is missing, short or unreadable.
@@ -98,7 +99,9 @@ def trim(
     low, high = facts.first_id, facts.next_id
     wanted = low if first_id is None else first_id
     if keep is not None:
-        wanted = high - keep
+        if keep < 0:
+            raise OptionError(f"keep must be at least 0, got {keep!r}.")
+        wanted = max(low, high - keep)
     if not low <= wanted <= high:
         raise WindowError(
             f"the window [{low}, {high}) must begin in itself or be empty afterwards, got {wanted}. Take an id from "

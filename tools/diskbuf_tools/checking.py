@@ -1,6 +1,7 @@
 """Verbs that tell whether a store is whole, mend it, and compare it with another: verify, repair, diff, checksum."""
 
 import dataclasses
+import sys
 from typing import Annotated
 
 import typer
@@ -35,6 +36,8 @@ def verify(
         files = f"ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files"
         of_values = f", values of {report.steps:,} ids" if values else ""
         print(f"{report.path}: {state}, {files}{of_values}")
+        if not report.is_clean:
+            print("diskbuf repair --dry-run tells what mending it would take.", file=sys.stderr)
     return 0 if report.is_clean else 1
 
 
@@ -97,7 +100,8 @@ def diff(
         place = f"id {one.step_id}, lane {one.lane}" + (f", at {list(one.index)}" if one.index else "")
         values = f"{text(one.first)}, not {text(one.second)}"
         print(f"{one.column or '(array)'}: {values}, at {place}; rows that differ: {one.rows:,}")
-    ids = f"ids [{report.compared[0]}, {report.compared[1]}) compared"
+    low, high = report.compared
+    ids = f"ids [{low}, {high}) compared" if low < high else "no rows compared"
     print(f"{'equal' if report.is_equal else 'different'}, {ids}")
     return 0 if report.is_equal else 1
 

@@ -12,10 +12,12 @@ import typer
 
 import diskbuf
 from diskbuf_tools import checking, counting, drawing, exchanging, learning, looking, moving, tidying, watching
+from diskbuf_tools.wording import in_shell_words
 
 # In the order of `diskbuf --help`. Each module has PANEL, its heading there, and VERBS, a function each: the verb is
 # its name, what it returns the exit code, None for 0. What a verb needs is imported in it, so that all start quickly.
 _MODULES = (looking, counting, watching, drawing, checking, moving, tidying, exchanging, learning)
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _COMPLETION = "_DISKBUF_COMPLETE"  # set by the shell's completion script
 
 
@@ -52,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not error.format_message():  # no word at all: the help was shown
             return error.exit_code
         where = getattr(getattr(error, "ctx", None), "command_path", "diskbuf")
-        return _fail(f"{_one_line(error.format_message()).rstrip('.')}. See {where} --help.", error.exit_code)
+        said = error.format_message().strip().rstrip(".")
+        return _fail(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.", error.exit_code)
     except diskbuf.OptionError as error:
         return _fail(error, 2)
     except (diskbuf.DiskbufError, OSError) as error:
@@ -89,11 +92,13 @@ def _drop_output() -> None:
 
 
 def _app() -> typer.Typer:
-    app = typer.Typer(name="diskbuf", no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(name="diskbuf", no_args_is_help=True, pretty_exceptions_enable=False, context_settings=_SETTINGS)
     app.callback()(_diskbuf)
     for module in _MODULES:
         for verb in module.VERBS:
-            app.command(verb.__name__.rstrip("_").replace("_", "-"), rich_help_panel=module.PANEL)(verb)
+            app.command(
+                verb.__name__.rstrip("_").replace("_", "-"), rich_help_panel=module.PANEL, context_settings=_SETTINGS
+            )(verb)
     return app
 
 
@@ -113,13 +118,9 @@ def _diskbuf(
 
 def _fail(message: object, code: int) -> int:
     with contextlib.suppress(OSError):  # the exit code still tells
-        print(f"diskbuf: {_one_line(message)}", file=sys.stderr)
+        print(f"diskbuf: {in_shell_words(message)}", file=sys.stderr)
     return code
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    print(f"diskbuf: {_one_line(message)}", file=sys.stderr)
-
-
-def _one_line(message: object) -> str:
-    return " ".join(line.strip() for line in str(message).splitlines())
+    print(f"diskbuf: {in_shell_words(message)}", file=sys.stderr)

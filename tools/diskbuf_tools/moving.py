@@ -11,6 +11,7 @@ from diskbuf_tools.stores import storage_options
 
 PANEL = "Move"
 
+_CODECS = ("zstd", "blosc", "lz4", "none")
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="Path or URL where there is nothing yet.")]
 DestinationOptions = Annotated[
     list[str] | None,
@@ -88,9 +89,9 @@ def _copy(
     if as_json:
         print_json(dataclasses.asdict(report))
         return
-    skipped = f", {report.skipped:,} were there" if report.skipped else ""
+    skipped = f" ({report.skipped:,} were there)" if report.skipped else ""
     print(
-        f"{report.destination}: ids [{report.first_id}, {report.next_id}), {report.objects:,} objects{skipped}, "
+        f"{report.destination}: ids [{report.first_id}, {report.next_id}), chunks: {report.objects:,}{skipped}, "
         f"{_written(report.bytes_written, report.seconds)}"
     )
 
@@ -132,7 +133,7 @@ def merge(
         return
     for source in report.sources:
         print(f"{source.path}: ids [{source.first_id}, {source.next_id}) are [{source.begins_at}, {source.ends_at})")
-    steps = f"{report.next_id:,} steps a lane, {report.batch_size:,} lanes"
+    steps = f"{report.next_id:,} steps a lane, lanes: {report.batch_size:,}"
     print(f"{report.destination}: {steps}, {_written(report.bytes_written, report.seconds)}")
 
 
@@ -143,7 +144,7 @@ def split(
         typer.Option(
             "--into",
             metavar="DESTINATION=PART",
-            help="A new store and what it gets: a fraction such as 0.8, ids:100:200, run:-1, or episodes:0:50; again.",
+            help="A new store and what it gets: 0.8 of all, ids:LOW:HIGH, run:N, or episodes:LOW:HIGH; again.",
         ),
     ],
     by: Annotated[
@@ -162,6 +163,8 @@ def split(
     destination_option: DestinationOptions = None,
 ) -> None:
     """Make stores of parts of one: by episodes, fractions, ids or runs.
+
+    Episodes go one behind the other into a store of one lane; parts of ids and runs keep lanes and ids.
 
     Example: diskbuf split all.zarr --into train.zarr=0.8 --into test.zarr=0.2 --seed 1
     """
@@ -203,8 +206,14 @@ def split(
 
 def _laid_out(codec: str | None, layout: str | None) -> dict[str, Any]:
     """The arguments for the layout that was asked for."""
+    from diskbuf.errors import OptionError
+
     asked: dict[str, Any] = {}
     if codec is not None:
+        if codec not in _CODECS:
+            raise OptionError(
+                f"--codec must be one of {', '.join(_CODECS)}, got {codec!r}. Left out, it is the store's."
+            )
         asked["codec"] = None if codec == "none" else codec
     if layout is not None:
         asked["layout"] = layout

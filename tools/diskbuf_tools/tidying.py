@@ -28,9 +28,12 @@ def trim(
     Example: diskbuf trim cartpole.zarr --keep 100000
     """
     from diskbuf import upkeep
+    from diskbuf.errors import OptionError
 
+    if (before is not None) + (keep is not None) > 1 or (before is None and keep is None and not drop_history):
+        raise OptionError("trim must be told one of --before ID and --keep COUNT, or --drop-history. Say what goes.")
     dry = upkeep.trim(store, first_id=before, keep=keep, drop_history=drop_history, dry_run=True)
-    if not dry_run:
+    if not dry_run and (dry.removed or drop_history):
         of_history = ", and all history with them" if drop_history else ""
         confirm(f"Let {dry.removed:,} steps of each lane of {dry.path} go{of_history}?", is_confirmed=yes)
     # the id that was agreed to: with --keep the window may have moved since
