@@ -7,6 +7,7 @@ from typing import Any
 import h5py
 import hypothesis
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -597,3 +598,66 @@ def test_an_episode_whose_parts_do_not_fit_is_refused(changes: dict[str, Any], m
     parts = {"observations": np.zeros(4), "actions": np.zeros(3), "rewards": np.zeros(3)} | changes
     with pytest.raises(diskbuf.SpecError, match=match):
         trajectories_of_episode(**parts, terminated=True, truncated=False)
+
+
+# ---- lists, as pandas writes arrays
+
+
+def write_lists(folder: Path, name: str, values: Any, kind: pa.DataType | None = None) -> Path:
+    path = folder / name
+    table = pa.table({"v": pa.array(values, kind)})
+    if name.endswith(".parquet"):
+        pq.write_table(table, path, row_group_size=2)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "in.arrow"])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]], None),
+        ([[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]], pa.large_list(pa.float32())),
+        ([[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [0, 1, 2]], [[1, 1, 1], [2, 2, 2]]], None),
+        ([[[1, 2], [4, 5]], [[7, 8], [0, 1]], [[1, 1], [2, 2]]], pa.list_(pa.list_(pa.int64()), 2)),
+        ([[True, False], [False, False], [True, True]], None),
+        ([[], [], []], pa.list_(pa.float64())),
+    ],
+)
+def test_lists_of_one_length_are_arrays(tmp_path: Path, name: str, values: Any, kind: pa.DataType | None) -> None:
+    import_store(write_lists(tmp_path, name, values, kind), tmp_path / "a.zarr", mapping=ColumnMap(leaves={"v": "v"}))
+    with diskbuf.open(tmp_path / "a.zarr") as buffer:
+        assert buffer.gather_all()["v"].tolist() == [values]
+
+
+def test_arrays_in_a_frame_of_pandas_are_imported(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"v": [np.arange(3, dtype="float32") + row for row in range(4)], "a": np.arange(4)})
+    frame.to_parquet(tmp_path / "in.parquet")
+    mapping = ColumnMap(leaves={"v": "v", "a": "a"})
+    import_store(tmp_path / "in.parquet", tmp_path / "a.zarr", mapping=mapping)
+    with diskbuf.open(tmp_path / "a.zarr") as buffer:
+        assert buffer.data_spec["v"] == ArraySpec([3], "float32")
+        assert buffer.gather_all()["v"][0, :, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "in.arrow"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([[1, 2], [3, 4], [5, 6, 7]], "lists of one length, 2 as in row 0, but row 2 has one of 3"),
+        ([[1, 2], [3, 4], [5, 6], [7]], "but row 3 has one of 1"),
+        ([[[1], [2]], [[3], [4]], [[5], [6, 7]]], "1 as in row 0, but row 2 has one of 2"),
+        ([[], [1], [2]], "0 as in row 0, but row 1 has one of 1"),
+        ([[1, 2], None, [3, 4]], "must have a value in every row, but row 1 has none"),
+        ([None, [1, 2], [3, 4]], "must have a value in every row, but row 0 has none"),
+        ([[1, 2], [3, 4], [5, None]], "must have a value in every row, but row 2 has none"),
+        ([["a"], ["b"], ["c"]], "must be numbers or bools of one shape"),
+    ],
+)
+def test_lists_of_other_lengths_are_refused_by_row(tmp_path: Path, name: str, values: Any, message: str) -> None:
+    path = write_lists(tmp_path, name, values)
+    with pytest.raises(diskbuf.SpecError, match=message):
+        import_store(path, tmp_path / "a.zarr", mapping=ColumnMap(leaves={"v": "v"}))
+    assert not (tmp_path / "a.zarr").exists()

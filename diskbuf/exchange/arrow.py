@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError
-from diskbuf.exchange.contract import Format, RowSource, Target
+from diskbuf.exchange.contract import Format, RowSource, SourceColumn, Target
 from diskbuf.exchange.places import opened_for_reading
 from diskbuf.exchange.store_rows import StoreRows
 from diskbuf.exchange.tables import (
     arrays_of,
     batch_of,
     carried_of,
+    list_columns,
     naming_what_is_wrong,
     schema_of,
     source_columns,
@@ -26,6 +27,8 @@ _MAGIC = b"ARROW1"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArrowFormat(Format):
     """An Arrow file; Feather's version 2 is one.
+
+    Of a foreign file, columns of lists that are all as long as that of the first row are arrays.
 
     Attributes:
         compression: none, zstd or lz4. What isn't compressed can be mapped.
@@ -77,8 +80,11 @@ class _ArrowSource(RowSource):
             self._is_file = file.read(len(_MAGIC)) == _MAGIC
             file.seek(0)
             schema = (pa.ipc.open_file if self._is_file else pa.ipc.open_stream)(file).schema
+        self.columns = {field.name: SourceColumn(spec=None, kind=str(field.type)) for field in schema}
+        lists = list_columns(schema)
+        row = next((batch.select(lists) for batch in self._batches(lists) if len(batch)), None) if lists else None
         self.carried = carried_of(schema.metadata, name=place)
-        self.columns = source_columns(schema, self.carried)
+        self.columns = source_columns(schema, self.carried, first=row)
 
     def blocks(self, wanted: Mapping[str, np.dtype[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         names = list(wanted)

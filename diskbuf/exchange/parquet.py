@@ -18,6 +18,7 @@ from diskbuf.exchange.tables import (
     arrays_of,
     batch_of,
     carried_of,
+    list_columns,
     naming_what_is_wrong,
     schema_of,
     source_columns,
@@ -34,6 +35,8 @@ _BINARY_ELEMENTS = 256
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParquetFormat(Format):
     """A Parquet file, or to import from a folder of such files too.
+
+    Of a foreign file, columns of lists that are all as long as that of the first row are arrays, as pandas writes them.
 
     Small arrays are lists, which Arrow's readers see as tensors of their shape. Parquet encodes lists number by number,
     which for frames is some thirty times slower than the disk, so arrays of 256 numbers and more are binary:
@@ -150,17 +153,20 @@ class _ParquetSource(RowSource):
 
         self.num_rows = 0
         first: Any = None
+        row: pa.RecordBatch | None = None
         for part in self._places:
             with opened_for_reading(part, storage_options) as file, naming_what_is_wrong(part, "Parquet"):
                 opened = pq.ParquetFile(file)
                 schema, rows = opened.schema_arrow, opened.metadata.num_rows
+                if row is None and rows and (lists := list_columns(schema)):
+                    row = next(opened.iter_batches(batch_size=1, columns=lists), None)
             if first is None:
                 first = schema
             elif not schema.equals(first):
                 raise OptionError(f"the files of {place} must have the same columns, got others in {part}.")
             self.num_rows += rows
         self.carried = carried_of(first.metadata, name=place)
-        self.columns = source_columns(first, self.carried)
+        self.columns = source_columns(first, self.carried, first=row)
 
     def blocks(self, wanted: Mapping[str, np.dtype[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         import pyarrow.parquet as pq

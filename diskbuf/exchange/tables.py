@@ -83,12 +83,34 @@ def carried_of(metadata: Mapping[bytes, bytes] | None, *, name: str) -> Carried 
     return Carried.from_json(value, name=name)
 
 
-def source_columns(schema: "pa.Schema", carried: Carried | None) -> dict[str, SourceColumn]:
+def list_columns(schema: "pa.Schema") -> list[str]:
+    """Returns the columns whose lists are of any length as far as the schema knows: their first row says which."""
+    return [field.name for field in schema if _has_lists(field.type)]
+
+
+def _has_lists(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return _is_list(kind)
+
+
+def _is_list(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def source_columns(
+    schema: "pa.Schema", carried: Carried | None, *, first: "pa.RecordBatch | None" = None
+) -> dict[str, SourceColumn]:
     """Returns the columns of a table.
 
     Args:
         schema: The table's.
         carried: What its file carries: bools and complex numbers are stored otherwise.
+        first: Some rows of its `list_columns`, of which the first says how long lists are; None where there is no row.
     """
     known = dict(_KEYS) if carried is not None else {}
     if carried is not None:
@@ -100,7 +122,9 @@ def source_columns(schema: "pa.Schema", carried: Carried | None) -> dict[str, So
         if (described := _described_spec(field)) is not None:
             found[field.name] = SourceColumn(spec=described, kind=str(field.type))
             continue
-        stored = _stored_spec(field.type)
+        is_seen = first is not None and len(first) > 0 and field.name in first.schema.names
+        row = first.column(first.schema.names.index(field.name))[:1] if first is not None and is_seen else None
+        stored = _stored_spec(field.type, row)
         spec = known.get(field.name, stored)
         if spec is not stored and (stored is None or _stored_as(spec) != (stored.dtype, stored.shape)):
             spec = stored if 0 not in (() if spec is None else spec.shape) else spec
@@ -123,8 +147,8 @@ def _described_spec(field: "pa.Field") -> ArraySpec | None:
     return None
 
 
-def _stored_spec(kind: "pa.DataType") -> ArraySpec | None:
-    """What a row of an Arrow type is; None for what is no array of one shape."""
+def _stored_spec(kind: "pa.DataType", row: "pa.Array | None") -> ArraySpec | None:
+    """What a row of an Arrow type is; None for what is no array of one shape. The row is one of it, if there is one."""
     import pyarrow as pa
 
     shape: tuple[int, ...] = ()
@@ -132,11 +156,18 @@ def _stored_spec(kind: "pa.DataType") -> ArraySpec | None:
         if kind.permutation not in (None, list(range(len(kind.shape)))):
             return None
         shape, kind = tuple(kind.shape), kind.value_type
-    while pa.types.is_fixed_size_list(kind):
-        shape, kind = (*shape, kind.list_size), kind.value_type
+    while pa.types.is_fixed_size_list(kind) or (_is_list(kind) and row is not None):
+        length = kind.list_size if pa.types.is_fixed_size_list(kind) else _length(row)
+        shape, kind = (*shape, length), kind.value_type
+        row = None if row is None or isinstance(row, pa.ExtensionArray) else row.flatten()
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return None
     return ArraySpec(shape, kind.to_pandas_dtype())
+
+
+def _length(lists: "pa.Array | None") -> int:
+    """Length of the first list; 0 where there is none, or it is missing, which is told when it is read."""
+    return 0 if lists is None or not len(lists) or not lists[0].is_valid else len(lists[0])
 
 
 def _stored_as(spec: ArraySpec | None) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
@@ -162,7 +193,7 @@ def arrays_of(
         name: Of the file, for messages.
 
     Raises:
-        SpecError: When a value is missing.
+        SpecError: When a value is missing, or a list has another length than that of the first row.
     """
     return {
         column: _array_of(batch.column(place), columns[column].spec, column=column, first_row=first_row, name=name)
@@ -176,7 +207,7 @@ def _array_of(array: "pa.Array", spec: ArraySpec | None, *, column: str, first_r
     if spec is None:
         raise SpecError(f"column {column!r} of {name} must be numbers or bools of one shape.", path=column)
     count = len(array)
-    if 0 in spec.shape:
+    if 0 in spec.shape and not _has_lists(array.type):
         return np.zeros((count, *spec.shape), spec.dtype)
     _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
     if pa.types.is_fixed_size_binary(array.type):
@@ -184,7 +215,11 @@ def _array_of(array: "pa.Array", spec: ArraySpec | None, *, column: str, first_r
         raw = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + count) * width]
         little = raw.view(spec.dtype.newbyteorder("<")).astype(spec.dtype, copy=False)
         return little.reshape(count, *spec.shape)
-    while isinstance(array, pa.ExtensionArray) or pa.types.is_fixed_size_list(array.type):
+    axis = 0
+    while isinstance(array, pa.ExtensionArray) or pa.types.is_fixed_size_list(array.type) or _is_list(array.type):
+        if _is_list(array.type):
+            _check_lengths(array, spec.shape[axis], count, column=column, first_row=first_row, name=name)
+        axis += not isinstance(array, pa.ExtensionArray)
         array = array.storage if isinstance(array, pa.ExtensionArray) else array.flatten()
         _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
     numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
@@ -201,6 +236,19 @@ def _check_no_nulls(array: "pa.Array", rows: int, *, column: str, first_row: int
         raise SpecError(
             f"column {column!r} of {name} must have a value in every row, but row {first_row + at} has none. "
             "Fill them in, or leave such rows out.",
+            path=column,
+        )
+
+
+def _check_lengths(array: "pa.Array", length: int, rows: int, *, column: str, first_row: int, name: str) -> None:
+    lengths = np.asarray(array.value_lengths())
+    is_wrong = lengths != length
+    if is_wrong.any():
+        at = int(is_wrong.argmax())
+        raise SpecError(
+            f"column {column!r} of {name} must have lists of one length, {length} as in row 0, but row "
+            f"{first_row + at // max(1, len(array) // rows)} has one of {lengths[at]}. Make them equally long, or leave "
+            "the column out.",
             path=column,
         )
 
