@@ -661,3 +661,71 @@ def test_lists_of_other_lengths_are_refused_by_row(tmp_path: Path, name: str, va
     with pytest.raises(diskbuf.SpecError, match=message):
         import_store(path, tmp_path / "a.zarr", mapping=ColumnMap(leaves={"v": "v"}))
     assert not (tmp_path / "a.zarr").exists()
+
+
+# ---- several columns, one array
+
+
+@pytest.mark.parametrize("leaves", [{"v[0]": "x", "v[1]": "y"}, {"v[1]": "y", "v[0]": "x"}, {"v": "x,y"}])
+def test_columns_become_the_elements_of_one_array(tmp_path: Path, leaves: dict[str, str]) -> None:
+    found = imported(tmp_path, ColumnMap(leaves=leaves, drop=["note", "v"]))
+    assert list(found) == ["v"]
+    assert found["v"].tolist() == [[[0.5, 1], [1.5, 2], [2.5, 3]]]
+
+
+def test_elements_of_several_axes_become_one_array(tmp_path: Path) -> None:
+    leaves = {"a/m[0,0]": "x", "a/m[0,1]": "y", "a/m[1,0]": "y", "a/m[1,1]": "x", "a/x": "x", "one[0]": "y"}
+    found = imported(tmp_path, ColumnMap(leaves=leaves, casts={"a/m": "float32"}, drop=["note", "v"]))
+    assert found["a"]["m"].dtype == np.float32
+    assert found["a"]["m"][0, 1].tolist() == [[1.5, 2], [2, 1.5]]
+    assert found["a"]["x"].tolist() == [[0.5, 1.5, 2.5]]
+    assert found["one"].tolist() == [[[1], [2], [3]]]
+
+
+def test_elements_of_text_become_one_array(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("x,y\n1,0.5\n2,1.5\n")
+    mapping = ColumnMap(leaves={"v": "x,y"}, casts={"v": "float32"})
+    import_store(tmp_path / "in.csv", tmp_path / "out.zarr", mapping=mapping)
+    with diskbuf.open(tmp_path / "out.zarr") as buffer:
+        assert buffer.data_spec == {"v": ArraySpec([2], "float32")}
+        assert buffer.gather_all()["v"].tolist() == [[[1, 0.5], [2, 1.5]]]
+
+
+def test_elements_can_be_a_part_of_a_trajectory_or_of_a_spec(tmp_path: Path) -> None:
+    flags = pa.array([False, False, True])
+    table = pa.table({"x": [0.5, 1.5, 2.5], "y": [1.0, 2.0, 3.0], "a": [0, 1, 0], "r": [1.0] * 3, "done": flags})
+    leaves = {"observation": "x,y", "action": "a", "reward": "r", "terminated": "done"}
+    found = imported(tmp_path, ColumnMap(leaves=leaves, trajectory=True, final_observation="last"), table)
+    assert found.observation[0, :3].tolist() == [[0.5, 1], [1.5, 2], [2.5, 3]]
+    spec = {"v": ArraySpec([2], "float64"), "w[0]": ArraySpec([], "int64")}
+    mapping = ColumnMap(leaves={"v": "x,y", "w[0]": "a"}, spec=spec, only_mapped=True)
+    import_store(tmp_path / "in.parquet", tmp_path / "b.zarr", mapping=mapping)
+    with diskbuf.open(tmp_path / "b.zarr") as buffer:
+        assert buffer.data_spec == spec
+
+
+def test_a_column_with_a_comma_in_its_name_is_taken_by_it(tmp_path: Path) -> None:
+    table = pa.table({"x,y": [7.0], "x": [1.0], "y": [2.0]})
+    assert imported(tmp_path, ColumnMap(leaves={"v": "x,y"}, only_mapped=True), table)["v"].tolist() == [[7]]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ({"v[0]": "x", "v[2]": "y"}, r"'v' must be one array without gaps, got \[0\], \[2\]"),
+        ({"v[1]": "x"}, r"without gaps, got \[1\]"),
+        ({"v[0]": "x", "v[0,1]": "y"}, r"without gaps, got \[0\], \[0,1\]"),
+        ({"v[0]": "x", "v": "y"}, "besides the leaf itself"),
+        ({"v[0]": "x", "v[1]": "z"}, "must be columns of .* got 'z'. There are 'x', 'y'"),
+        ({"v": "x,z"}, "got 'z'"),
+        ({"v": "x,note"}, "column 'note' of .* must be single numbers to be an element of leaf 'v', got string"),
+        ({"v": "x,v"}, "column 'v' of .* must be single numbers"),
+    ],
+)
+def test_elements_that_make_no_array_are_refused(tmp_path: Path, leaves: dict[str, str], message: str) -> None:
+    refused(tmp_path, message, leaves=leaves, only_mapped=True)
+
+
+def test_elements_are_not_rounded_to_the_dtype_of_the_others(tmp_path: Path) -> None:
+    table = pa.table({"x": [0.5], "y": [2**53 + 1]})
+    refused(tmp_path, "must hold its values exactly, but 9007199254740993", table, leaves={"v": "x,y"})

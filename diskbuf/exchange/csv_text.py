@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import ID, LANE, Format, RowBlock, RowSource, SourceColumn, Target
+from diskbuf.exchange.folding import ELEMENT, shape_of
 from diskbuf.exchange.places import opened_for_reading
 from diskbuf.exchange.store_rows import StoreRows
 from diskbuf.exchange.tables import naming_what_is_wrong
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK_BYTES = 2**22
-_ELEMENT = re.compile(r"(.*)\[([0-9]+(?:,[0-9]+)*)\]", re.DOTALL)
 _NO_TEXT = ("", "nan", "NaN", "inf", "-inf")
 _BOOLS = {"true": True, "false": False, "True": True, "False": False, "1": True, "0": False}
 
@@ -199,20 +198,18 @@ def _grouped(kinds: Mapping[str, Any]) -> tuple[dict[str, SourceColumn], dict[st
     """
     places: dict[str, dict[tuple[int, ...], str]] = {}
     for name in kinds:
-        match = _ELEMENT.fullmatch(name)
+        match = ELEMENT.fullmatch(name)
         if match:
             places.setdefault(match[1], {})[tuple(map(int, match[2].split(",")))] = name
     shapes = {}
     for name, found in places.items():
-        ranks = {len(place) for place in found}
-        if len(ranks) == 1 and name not in kinds:
-            shape = tuple(max(axis) + 1 for axis in zip(*found, strict=True))
-            if len(found) == int(np.prod(shape)):
-                shapes[name] = shape
+        shape = shape_of(found)
+        if shape is not None and name not in kinds:
+            shapes[name] = shape
     columns: dict[str, SourceColumn] = {}
     elements: dict[str, list[str]] = {}
     for name, kind in kinds.items():
-        match = _ELEMENT.fullmatch(name)
+        match = ELEMENT.fullmatch(name)
         if match and match[1] in shapes:
             array = match[1]
             if array not in columns:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import Carried, Episode, EpisodeSource, Progress, RowSource, Source
+from diskbuf.exchange.folding import fold
 from diskbuf.exchange.formats import format_of
 from diskbuf.exchange.grids import Grid, Grids
 from diskbuf.exchange.mapping import ColumnMap, MappedColumns, MappedLeaf, cast_exactly, fit
@@ -188,6 +189,7 @@ def _plan(
                 "mapping file, a ColumnMap); or import a bandit log as one (--format log, diskbuf.bandits.logs)."
             )
         return _Restored(source, source.carried, max_length, metadata, options)
+    mapping, source = fold(mapping, source)
     fitted = fit(mapping, source)
     num_lanes = source.num_lanes_of(fitted.wanted)
     if fitted.is_trajectory:

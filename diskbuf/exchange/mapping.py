@@ -32,7 +32,8 @@ class ColumnMap:
         >>> ColumnMap(leaves={"observation/speed": "v"}, casts={"observation/speed": "float32"}).leaves
         {'observation/speed': 'v'}
 
-    A leaf of a given spec that isn't named takes the source column of its own name.
+    A leaf of a given spec that isn't named takes the source column of its own name. Columns of single numbers become
+    one array when elements are named, `{"v[0]": "x", "v[1]": "y"}` (or `v[0,0]`, …), or in short `{"v": "x,y"}`.
 
     Attributes:
         leaves: Source columns by the path of the leaf. With `trajectory`, of `observation`, `next_observation`,

@@ -96,6 +96,15 @@ def _has_lists(kind: "pa.DataType") -> bool:
     return _is_list(kind)
 
 
+def _depth(kind: "pa.DataType") -> int:
+    import pyarrow as pa
+
+    depth = 0
+    while pa.types.is_fixed_size_list(kind) or _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth
+
+
 def _is_list(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
@@ -207,7 +216,7 @@ def _array_of(array: "pa.Array", spec: ArraySpec | None, *, column: str, first_r
     if spec is None:
         raise SpecError(f"column {column!r} of {name} must be numbers or bools of one shape.", path=column)
     count = len(array)
-    if 0 in spec.shape and not _has_lists(array.type):
+    if 0 in spec.shape and _depth(array.type) != len(spec.shape):  # of an export, for which one empty list is enough
         return np.zeros((count, *spec.shape), spec.dtype)
     _check_no_nulls(array, count, column=column, first_row=first_row, name=name)
     if pa.types.is_fixed_size_binary(array.type):
@@ -247,8 +256,8 @@ def _check_lengths(array: "pa.Array", length: int, rows: int, *, column: str, fi
         at = int(is_wrong.argmax())
         raise SpecError(
             f"column {column!r} of {name} must have lists of one length, {length} as in row 0, but row "
-            f"{first_row + at // max(1, len(array) // rows)} has one of {lengths[at]}. Make them equally long, or leave "
-            "the column out.",
+            f"{first_row + at // max(1, len(array) // rows)} has one of {lengths[at]}. Make them equally long, or "
+            "leave the column out.",
             path=column,
         )
 
