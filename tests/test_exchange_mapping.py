@@ -729,3 +729,104 @@ def test_elements_that_make_no_array_are_refused(tmp_path: Path, leaves: dict[st
 def test_elements_are_not_rounded_to_the_dtype_of_the_others(tmp_path: Path) -> None:
     table = pa.table({"x": [0.5], "y": [2**53 + 1]})
     refused(tmp_path, "must hold its values exactly, but 9007199254740993", table, leaves={"v": "x,y"})
+
+
+# ---- bounds
+
+
+def test_bounds_become_those_of_the_spec(tmp_path: Path) -> None:
+    bounds = {"a/y": [1, 3], "v": (0, 5.5)}
+    imported(tmp_path, ColumnMap(leaves={"a/y": "y", "v": "v", "x": "x"}, bounds=bounds, only_mapped=True))
+    with diskbuf.open(tmp_path / "out.zarr") as buffer:
+        assert buffer.data_spec == {
+            "a": {"y": specs.BoundedArraySpec([], "int16", 1, 3)},
+            "v": specs.BoundedArraySpec([2], "float32", 0, 5.5),
+            "x": ArraySpec([], "float64"),
+        }
+
+
+def test_ints_are_bounded_exactly(tmp_path: Path) -> None:
+    top = 2**63 - 1
+    table = pa.table({"a": pa.array([top - 1, top], pa.int64())})
+    imported(tmp_path, ColumnMap(leaves={"a": "a"}, bounds={"a": [0, top]}), table)
+    (tmp_path / "more").mkdir()
+    refused(tmp_path / "more", f"row 1 of .* has {top}", table, leaves={"a": "a"}, bounds={"a": [0, top - 1]})
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"bounds": {"y": [1, 2]}}, r"leaf 'y' must lie within its bounds, 1 to 2, but row 2 of .*'y' has 3\. Widen"),
+        ({"bounds": {"v": [1, 9]}}, "but row 0 of .* has 0.0"),
+        ({"bounds": {"y": [2, 1]}}, "bounds of leaf 'y' must be two numbers, low and high"),
+        ({"bounds": {"y": [1]}}, "must be two numbers"),
+        ({"bounds": {"y": ["0", "9"]}}, "must be two numbers"),
+        ({"bounds": {"x": [0.5, float("nan")]}}, "must be two numbers"),
+        ({"bounds": {"y": [0.5, 9]}}, "bounds of leaf 'y' must fit it, but"),
+        ({"bounds": {"y": [0, 2**40]}}, "bounds of leaf 'y' must fit it, but"),
+        ({"bounds": {"z": [0, 2]}}, "got 'z'. Nearest"),
+        ({"bounds": [0, 2]}, "by the paths of leaves"),
+    ],
+)
+def test_bounds_that_do_not_hold_are_refused(tmp_path: Path, mapping: dict[str, Any], message: str) -> None:
+    leaves = {"y": "y", "v": "v", "x": "x"}
+    refused(tmp_path, message, leaves=leaves, only_mapped=True, **mapping)
+
+
+def test_nan_lies_within_no_bounds(tmp_path: Path) -> None:
+    table = pa.table({"x": [0.5, float("nan")]})
+    refused(tmp_path, "row 1 of .* has nan", table, leaves={"x": "x"}, bounds={"x": [0, 1]})
+
+
+TRANSITIONS = pa.table(
+    {
+        "observation": [0.0, 1.0, 2.0, 3.0],
+        "next_observation": [1.0, 2.0, 9.0, 4.0],
+        "action": [0, 1, 0, 1],
+        "reward": [7.0] * 4,
+        "terminated": [False, False, True, True],
+    }
+)
+
+
+def test_a_trajectory_is_bounded_for_agents(tmp_path: Path) -> None:
+    bounds = {"action": [0, 1], "observation": [0, 9]}
+    imported(tmp_path, ColumnMap(trajectory=True, bounds=bounds), TRANSITIONS)
+    with diskbuf.open(tmp_path / "out.zarr") as buffer:
+        assert buffer.data_spec.action == specs.BoundedArraySpec([], "int64", 0, 1)
+        assert buffer.data_spec.observation == specs.BoundedArraySpec([], "float64", 0, 9)
+
+
+def test_rows_of_a_trajectory_outside_of_the_bounds_are_refused(tmp_path: Path) -> None:
+    refused(tmp_path, "but row 1 of .* has 1", TRANSITIONS, trajectory=True, bounds={"action": [0, 0]})
+    refused(
+        tmp_path,
+        "'next_observation' must .*row 2 of .* has 9",
+        TRANSITIONS,
+        trajectory=True,
+        bounds={"observation": [0, 5]},
+    )
+    refused(tmp_path, "got 'reward'. Nearest", TRANSITIONS, trajectory=True, bounds={"reward": [0, 9]})
+
+
+def test_a_data_set_of_episodes_is_bounded_too(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "in.hdf5", "w") as file:
+        for name, column in (("observations", "observation"), ("actions", "action"), ("rewards", "reward")):
+            file[name] = TRANSITIONS[column].to_numpy()
+        file["terminals"] = np.array([False, False, True, True])
+    names = {"format": "d4rl", "options": {"truncated": "none"}}
+    mapping = ColumnMap(bounds={"action": [0, 1]})
+    import_store(tmp_path / "in.hdf5", tmp_path / "a.zarr", mapping=mapping, **names)
+    with diskbuf.open(tmp_path / "a.zarr") as buffer:
+        assert buffer.data_spec.action == specs.BoundedArraySpec([], "int64", 0, 1)
+    for bounds, message in (
+        ({"observation": [0, 2]}, "'observation' must .* but step 0 of episode 1 of .* has 3"),
+        ({"reward": [0, 2]}, "got 'reward'"),
+    ):
+        with pytest.raises((diskbuf.SpecError, diskbuf.OptionError), match=message):
+            import_store(tmp_path / "in.hdf5", tmp_path / "b.zarr", mapping=ColumnMap(bounds=bounds), **names)
+
+
+def test_a_mapping_file_has_bounds(tmp_path: Path) -> None:
+    (tmp_path / "map.toml").write_text('leaves = { a = "x" }\nbounds = { a = [0, 2.5] }\n')
+    assert ColumnMap.from_file(tmp_path / "map.toml").bounds == {"a": [0, 2.5]}

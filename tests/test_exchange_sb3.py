@@ -1,5 +1,6 @@
 """Arrays of Stable-Baselines3's replay buffers, filled as its `add` fills them, become a driver's rows."""
 
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from counted_episodes import assert_same_rows, collect, lane_of, part, rows_of, see
 
 import diskbuf
+from diskbuf import BoundedArraySpec
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.importing import import_store
 from diskbuf.exchange.mapping import ColumnMap
@@ -214,3 +216,19 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     (tmp_path / "buffer.npz").write_bytes(b"\x80\x04K\x01.")
     with pytest.raises(OptionError, match="must be an NPZ file"):
         import_store(tmp_path / "buffer.npz", tmp_path / "new.zarr", format="sb3")
+
+
+def test_discrete_actions_are_scalars_with_bounds(tmp_path: Path) -> None:
+    members = arrays(collect(tmp_path / "driven.zarr", 20), 30)
+    count = int(members["actions"].max()) + 1
+    imported(tmp_path, members, scalar_actions=False, discrete=count)
+    with diskbuf.open(tmp_path / "new.zarr") as buffer:
+        assert buffer.data_spec.action == BoundedArraySpec([], "int64", 0, count - 1)
+    members["actions"][3, 0] = count
+    shutil.rmtree(tmp_path / "new.zarr")
+    with pytest.raises(SpecError, match=f"must be from 0 to {count - 1}, got {count} in step 3 of environment 0"):
+        imported(tmp_path, members, discrete=count)
+    with pytest.raises(SpecError, match=r"'actions' of .* must be ints"):
+        imported(tmp_path, members | {"actions": members["actions"].astype("float32")}, discrete=count)
+    with pytest.raises(OptionError, match="discrete must be an int of at least 1, got 0"):
+        imported(tmp_path, members, discrete=0)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diskbuf.errors import OptionError, SpecError
+from diskbuf.exchange.bounds import bounded_nest, check_inside
 from diskbuf.exchange.contract import Carried, Episode, EpisodeSource, Progress, RowSource, Source
 from diskbuf.exchange.folding import fold
 from diskbuf.exchange.formats import format_of
@@ -23,6 +24,7 @@ from diskbuf.specs import ArraySpec
 from diskbuf.trajectories import Trajectory
 from diskbuf.tree import Structure
 
+_BOUNDED = ("observation", "action", "policy_info")
 _TOGETHER_BYTES = 2**22
 """Rows of short episodes that are added at once."""
 
@@ -98,7 +100,8 @@ def import_store(
         destination: The new store's folder.
         format: One of `formats.format_names`; None goes by the ending.
         mapping: Which column is which leaf. None restores what an export carries. Of a data set of episodes only
-            `drop`, `only_mapped` and a cast of `reward` count: rewards, which are rounded, keep their dtype without it.
+            `drop`, `only_mapped`, `bounds` and a cast of `reward` count: rewards, which are rounded, keep their dtype
+            without it.
         options: Fields of the format.
         max_length: Longest window of the store; None for what the export carries, else no limit.
         metadata: JSON to keep with the store; None for what the source has.
@@ -176,9 +179,10 @@ def _plan(
     kept = source.metadata if metadata is None else metadata
     if isinstance(source, EpisodeSource):
         dropped = _dropped(source, mapping or ColumnMap())
-        spec = source.data_spec._replace(reward=_reward_spec(source, mapping or ColumnMap()))
+        spec = _episode_spec(source, mapping or ColumnMap())
         settings = NewStoreSettings(spec=spec, batch_size=1, max_length=max_length, metadata=kept, options=options)
-        return _OfEpisodes(settings, source.episodes(), source.num_steps, dropped)
+        episodes = _within_bounds(source, spec) if mapping is not None and mapping.bounds else source.episodes()
+        return _OfEpisodes(settings, episodes, source.num_steps, dropped)
     if not isinstance(source, RowSource):
         raise OptionError(f"a source must be one of rows or episodes, got {source!r}.")
     if mapping is None:
@@ -205,6 +209,30 @@ def _plan(
         num_lanes,
         NewStoreSettings(spec=fitted.spec, batch_size=num_lanes, max_length=max_length, metadata=kept, options=options),
     )
+
+
+def _episode_spec(source: EpisodeSource, mapping: ColumnMap) -> Trajectory:
+    bounds = mapping.bounds
+    found: Trajectory = source.data_spec._replace(reward=_reward_spec(source, mapping))
+    paths = [path for path in Structure(found).paths if path.partition("/")[0] in _BOUNDED]
+    if unused := [path for path in bounds if path not in paths]:
+        raise OptionError(
+            f"bounds of {source.name} must be of one of its leaves {', '.join(map(repr, paths))}, got {unused[0]!r}."
+        )
+    return found._replace(**{role: bounded_nest(getattr(found, role), role, bounds) for role in _BOUNDED})
+
+
+def _within_bounds(source: EpisodeSource, spec: Trajectory) -> Iterator[Episode]:
+    """The episodes, of which every step is checked."""
+    structure = Structure((spec.observation, spec.action, spec.policy_info))
+    leaves = structure.flatten((spec.observation, spec.action, spec.policy_info))
+    paths = [path for path in Structure(spec).paths if path.partition("/")[0] in _BOUNDED]
+    for number, episode in enumerate(source.episodes()):
+        found = structure.flatten((episode.observations, episode.actions, episode.policy_info))
+        for path, leaf, array in zip(paths, leaves, found, strict=True):
+            where = f"episode {number} of {source.name}"
+            check_inside(np.asarray(array), leaf, path=path, where=where, first_row=0, row="step")
+        yield episode
 
 
 def _reward_spec(source: EpisodeSource, mapping: ColumnMap) -> ArraySpec:
@@ -343,8 +371,14 @@ def _mapped_blocks(
     source: RowSource, fitted: MappedColumns
 ) -> Iterator[tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]]:
     """Blocks of rows: the columns by their own names, and the leaves [N, *shape] by their paths."""
+    row = 0
     for block in source.blocks(fitted.wanted):
-        yield block, {leaf.path: _leaf(block, leaf, source) for leaf in fitted.leaves}
+        found = {leaf.path: _leaf(block, leaf, source) for leaf in fitted.leaves}
+        for leaf in fitted.leaves if fitted.is_bounded else ():
+            where = f"{source.name} in column {leaf.column!r}"
+            check_inside(found[leaf.path], leaf.spec, path=leaf.path, where=where, first_row=row, row="row")
+        row += len(next(iter(found.values()))) if found else 0
+        yield block, found
 
 
 def _leaf(block: Mapping[str, NDArray[Any]], leaf: MappedLeaf, source: RowSource) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from diskbuf import specs
 from diskbuf.errors import OptionError, SpecError, StoreFormatError
+from diskbuf.exchange.bounds import Bounds, bounded, check_bounds
 from diskbuf.exchange.contract import ID, LANE, RowSource, SourceColumn
 from diskbuf.specs import ArraySpec
 from diskbuf.trajectories import PolicyStep, time_step_spec, trajectory_spec
@@ -41,6 +42,8 @@ class ColumnMap:
             an episode that ends because the next row is of another was truncated, unless it terminated.
         casts: dtypes by the path of the leaf, for sources of another one. Values that don't come through exactly are
             refused; but the reward of a trajectory is rounded, as that of an environment is.
+        bounds: [low, high] by the path of the leaf, the same for all elements: they become those of its spec, and a
+            row outside of them is refused. Policies and agents want them of actions.
         drop: Source columns that are left out.
         only_mapped: Whether all other source columns are left out.
         id: The source column of step ids, which are then kept; rows must come in their order. None takes `id` where a
@@ -61,6 +64,7 @@ class ColumnMap:
 
     leaves: Mapping[str, str] = dataclasses.field(default_factory=dict)
     casts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bounds: Bounds = dataclasses.field(default_factory=dict)
     drop: Sequence[str] = ()
     only_mapped: bool = False
     id: str | None = None
@@ -76,6 +80,9 @@ class ColumnMap:
                 isinstance(key, str) and isinstance(entry, str) for key, entry in value.items()
             ):
                 raise OptionError(f"{name} must give text by the paths of leaves, got {value!r}.")
+        check_bounds(self.bounds)
+        if self.bounds and self.spec is not None:
+            raise OptionError("bounds must be left out with spec, which has its own. Give them there.")
         if isinstance(self.drop, str) or not all(isinstance(name, str) for name in self.drop):
             raise OptionError(f"drop must be a list of column names, got {self.drop!r}.")
         for name in ("only_mapped", "trajectory"):
@@ -156,6 +163,7 @@ class MappedColumns:
         dropped: Source columns that are left out.
         is_trajectory: Whether rows are transitions.
         final_observation: As in `ColumnMap`.
+        is_bounded: Whether rows are checked against bounds, those that the mapping gives.
     """
 
     leaves: tuple[MappedLeaf, ...]
@@ -165,6 +173,7 @@ class MappedColumns:
     dropped: tuple[str, ...]
     is_trajectory: bool = False
     final_observation: FinalObservation = "required"
+    is_bounded: bool = False
 
     @property
     def wanted(self) -> dict[str, np.dtype[Any]]:
@@ -199,6 +208,9 @@ def fit(mapping: ColumnMap, source: RowSource) -> MappedColumns:
     unused = [path for path in mapping.casts if path not in {leaf.path for leaf in leaves}]
     if unused:
         raise OptionError(_unknown("casts of a leaf", unused[0], [leaf.path for leaf in leaves], source.name))
+    paths = [leaf.path for leaf in leaves if leaf.path.partition("/")[0] not in _unbounded(mapping)]
+    if unused := [path for path in mapping.bounds if path not in paths]:
+        raise OptionError(_unknown("bounds of a leaf", unused[0], paths, source.name))
     taken = {leaf.column for leaf in leaves} | keys
     both = [name for name in mapping.drop if name in taken]
     if both:
@@ -217,6 +229,7 @@ def fit(mapping: ColumnMap, source: RowSource) -> MappedColumns:
         dropped=tuple(rest),
         is_trajectory=mapping.trajectory,
         final_observation=mapping.final_observation,
+        is_bounded=bool(mapping.bounds),
     )
 
 
@@ -252,7 +265,8 @@ def _of_names(mapping: ColumnMap, source: RowSource) -> tuple[list[MappedLeaf], 
             f"a mapping must say which column of {source.name} is which leaf, got none. Its columns are "
             f"{', '.join(map(repr, list(source.columns)[:12]))}."
         )
-    leaves = [_mapped(path, column, source, None, mapping.casts) for path, column in mapping.leaves.items()]
+    pairs = mapping.leaves.items()
+    leaves = [_bounded(_mapped(path, column, source, None, mapping.casts), mapping) for path, column in pairs]
     nest = nest_of({leaf.path: leaf.spec for leaf in leaves})
     places = {path: place for place, path in enumerate(Structure(nest).paths)}
     return sorted(leaves, key=lambda leaf: places[leaf.path]), nest
@@ -284,7 +298,7 @@ def _of_trajectory(mapping: ColumnMap, source: RowSource) -> tuple[list[MappedLe
         )
     leaves = []
     for path, column in roles.items():
-        leaf = _mapped(path, column, source, None, mapping.casts)
+        leaf = _bounded(_mapped(path, column, source, None, mapping.casts), mapping)
         if path == "reward":
             leaf = _as_reward(leaf, source, is_cast=path in mapping.casts)
         elif path in _FLAGS and (leaf.spec.shape or leaf.spec.dtype.kind not in "biu"):
@@ -310,6 +324,17 @@ def _of_trajectory(mapping: ColumnMap, source: RowSource) -> tuple[list[MappedLe
     policy = PolicyStep(nests["action"], (), nests["policy_info"])
     reward = next(leaf.spec for leaf in leaves if leaf.path == "reward")
     return leaves, trajectory_spec(time_step_spec(nests["observation"])._replace(reward=reward), policy)
+
+
+def _unbounded(mapping: ColumnMap) -> tuple[str, ...]:
+    """Roles without bounds of their own: boundaries have a reward of 0, next observations the observations' bounds."""
+    return ("next_observation", *_SINGLES) if mapping.trajectory else ()
+
+
+def _bounded(leaf: MappedLeaf, mapping: ColumnMap) -> MappedLeaf:
+    role, *below = leaf.path.split("/")
+    of = "/".join(["observation", *below]) if mapping.trajectory and role == "next_observation" else leaf.path
+    return leaf._replace(spec=bounded(leaf.spec, of, mapping.bounds))
 
 
 def _as_reward(leaf: MappedLeaf, source: RowSource, *, is_cast: bool) -> MappedLeaf:

@@ -15,7 +15,7 @@ from diskbuf.exchange.contract import Episode, EpisodeSource, Format
 from diskbuf.exchange.mapping import nest_of
 from diskbuf.exchange.places import local_file
 from diskbuf.exchange.transitions import Nests, Transitions, check_names, episodes_of, flags
-from diskbuf.specs import ArraySpec
+from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.tree import Structure
 
 _BLOCK_BYTES = 2**22
@@ -47,6 +47,8 @@ class StableBaselinesFormat(Format):
         truncated: The array that says which of these ends were time limits; "none" where none was.
         scalar_actions: Whether actions are single numbers (`Discrete`), which such a buffer keeps as [1].
         scalar_observations: The same for observations.
+        discrete: N, where actions are of `Discrete(N)`: scalars from 0 to N - 1, which are the bounds of their spec.
+            Nothing in the arrays tells these from `MultiDiscrete([N])`. None for other actions.
     """
 
     name: ClassVar[str] = "sb3"
@@ -55,12 +57,16 @@ class StableBaselinesFormat(Format):
     truncated: str = "timeouts"
     scalar_actions: bool = False
     scalar_observations: bool = False
+    discrete: int | None = None
 
     def __post_init__(self) -> None:
         check_names(self, "terminated", "truncated")
         for name in ("scalar_actions", "scalar_observations"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+
+        if self.discrete is not None and (type(self.discrete) is not int or self.discrete < 1):
+            raise OptionError(f"discrete must be an int of at least 1, got {self.discrete!r}.")
 
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "StableBaselinesSource":
         """Opens a file."""
@@ -103,7 +109,11 @@ class StableBaselinesSource(EpisodeSource):
         following, self._next = self._nest("next_observations", options.scalar_observations)
         if following != self.observation_spec:
             raise SpecError(f"'next_observations' of {self.name} must be as 'observations' in shape and dtype.")
-        self.action_spec, self._actions = self._nest("actions", options.scalar_actions)
+        is_scalar = options.scalar_actions or options.discrete is not None
+        self.action_spec, self._actions = self._nest("actions", is_scalar)
+        self._discrete = options.discrete
+        if self._discrete is not None:
+            self.action_spec = self._discrete_spec(self.action_spec, self._discrete)
         self._reward = self._leaf("rewards", is_scalar=False)
         if self._reward.spec.shape or self._reward.spec.dtype.kind not in "biuf":
             raise SpecError(f"'rewards' of {self.name} must be [buffer_size, n_envs] numbers.")
@@ -132,6 +142,23 @@ class StableBaselinesSource(EpisodeSource):
         """Closes the file."""
         self._closing.close()
 
+    def _discrete_spec(self, spec: Any, count: int) -> BoundedArraySpec:
+        if not isinstance(spec, ArraySpec) or spec.dtype.kind not in "iu":
+            raise SpecError(f"'actions' of {self.name} must be ints to be one of {count}, got {spec}.", path="action")
+        return BoundedArraySpec((), spec.dtype, 0, count - 1)
+
+    def _checked(self, actions: list[NDArray[Any]], steps: NDArray[np.int64], environment: int) -> list[NDArray[Any]]:
+        if self._discrete is not None:
+            is_wrong = (actions[0] < 0) | (actions[0] >= self._discrete)
+            if is_wrong.any():
+                at = int(is_wrong.argmax())
+                raise SpecError(
+                    f"'actions' of {self.name} must be from 0 to {self._discrete - 1}, got {actions[0][at]} in step "
+                    f"{steps[at]} of environment {environment}. Give the number of actions as discrete.",
+                    path="action",
+                )
+        return actions
+
     def _blocks(self, environment: int) -> Iterator[Transitions]:
         row_bytes = sum(leaf.spec.dtype.itemsize * int(np.prod(leaf.spec.shape)) for leaf in self._leaves())
         most = max(1, _BLOCK_BYTES // max(1, row_bytes))
@@ -149,7 +176,7 @@ class StableBaselinesSource(EpisodeSource):
                 )
             yield Transitions(
                 observations=self._read(self._observations, steps, environment),
-                actions=self._read(self._actions, steps, environment),
+                actions=self._checked(self._read(self._actions, steps, environment), steps, environment),
                 rewards=self._read([self._reward], steps, environment)[0],
                 terminated=ended & ~timed_out,
                 truncated=ended & timed_out,
