@@ -3,8 +3,12 @@
 import contextlib
 import dataclasses
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 _SETTINGS = "training.json"
 _HISTORY = "history.jsonl"
 _KEPT = 5
+_FIRST_SAVE_SECONDS = 5.0  # of training, or a kill of a short one would cost all of it
+_SAVE_SECONDS = 60.0
+_SAVE_SHARE = 0.02  # of the time, at most, goes to checkpoints that are made because of the time
+_CALL_SECONDS = (0.2, 0.8)  # shorter calls get more train steps, longer ones fewer: Ctrl-C waits for a call
 
 
 class TrainResult(NamedTuple):
@@ -45,7 +53,7 @@ class Intervals:
     """After how many train steps something happens; None for never.
 
     Attributes:
-        checkpoint: A checkpoint is written.
+        checkpoint: A checkpoint is written; after some seconds too, where so many train steps take longer.
         summary: Loss and metrics go to TensorBoard and the log, the loss to the result too.
         evaluation: The policy is evaluated.
     """
@@ -105,6 +113,9 @@ class TrainingRun:
         self.intervals = intervals
         self.loss_info: Any = None
         self._steps_per_call = count("train_steps_per_call", train_steps_per_call)
+        self._steps_now = 1
+        self._save_again_at: float | None = None
+        self._is_torn = False  # a train step was cut off, so the agent's variables are no state of its own
         self._take_steps = compiled_train_steps(agent)
         self._before_checkpoint = before_checkpoint
         self._evaluation = evaluation
@@ -150,12 +161,21 @@ class TrainingRun:
             last_step: Counted from the beginning of the training.
         """
         while (step := self.train_step) < last_step:
-            steps = min(self._steps_per_call, last_step - step, self.intervals.left(step) or last_step)
-            if self._steps_per_call == 1:
-                experience, _ = next(batches)
-                self.loss_info = self.agent.train(experience)
-            else:
-                self.loss_info = self._take_steps(batches, np.int64(steps))
+            steps = min(self._steps_now, last_step - step, self.intervals.left(step) or last_step)
+            started = time.monotonic()
+            with _interrupt_waits():
+                self._is_torn = True
+                if self._steps_per_call == 1:
+                    experience, _ = next(batches)
+                    self.loss_info = self.agent.train(experience)
+                else:
+                    self.loss_info = self._take_steps(batches, np.int64(steps))
+                self._is_torn = False
+            taken = time.monotonic() - started
+            if taken < _CALL_SECONDS[0]:
+                self._steps_now = min(self._steps_per_call, 2 * self._steps_now)
+            elif taken > _CALL_SECONDS[1]:
+                self._steps_now = max(1, self._steps_now // 2)
             self._do_what_is_due()
 
     def _do_what_is_due(self) -> None:
@@ -166,7 +186,7 @@ class TrainingRun:
         step = self.train_step
         if _is_due(step, self.intervals.summary):
             self._history.add_loss(step, float(self.loss_info.loss))
-        if _is_due(step, self.intervals.checkpoint):
+        if _is_due(step, self.intervals.checkpoint) or self._is_long_since_saved():
             self.save()
         if _is_due(step, self.intervals.summary):
             self._summarize(step)
@@ -174,13 +194,25 @@ class TrainingRun:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
+    def _is_long_since_saved(self) -> bool:
+        """Whether a kill would cost too much time; counted from the first train step on, which takes its own."""
+        if self.intervals.checkpoint is None:
+            return False
+        now = time.monotonic()
+        if self._save_again_at is None:
+            self._save_again_at = now + _FIRST_SAVE_SECONDS
+        return now >= self._save_again_at
+
     def save(self) -> None:
         """Writes a checkpoint, unless there is one of this train step."""
         step = self.train_step
         if self._saved_at != step:
+            started = time.monotonic()
             self._before_checkpoint()
             self._manager.save(checkpoint_number=step)
             self._saved_at = step
+            now = time.monotonic()
+            self._save_again_at = now + max(_SAVE_SECONDS, (now - started) / _SAVE_SHARE)
 
     def _summarize(self, step: int) -> None:
         import tensorflow as tf
@@ -232,8 +264,39 @@ class TrainingRun:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes it; after Ctrl-C with a checkpoint of the train steps that were taken."""
+        try:
+            if kind is not None and issubclass(kind, KeyboardInterrupt) and self.train_step and not self._is_torn:
+                self.save()
+        finally:
+            self.close()
+
+
+@contextlib.contextmanager
+def _interrupt_waits() -> Iterator[None]:
+    """Lets a first Ctrl-C wait for the end of the block; a second one doesn't. Other handlers than Python's stay."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    is_interrupted = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if is_interrupted:
+            signal.default_int_handler(number, frame)
+        is_interrupted = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if is_interrupted:
+        raise KeyboardInterrupt
 
 
 def settled_seed(seed: Any) -> int:
