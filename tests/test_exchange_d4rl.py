@@ -213,8 +213,8 @@ def test_the_command_line_names_datasets_and_drops_others(tmp_path: Path, capsys
     file = str(file_of(tmp_path / "a.hdf5", datasets))
     words = ["import", file, str(tmp_path / "new.zarr"), "--format", "d4rl"]
     assert main(words) == 2
-    assert "Name one, or say terminated=none." in capsys.readouterr().err
-    words += ["-o", "terminated=done", "-o", "policy_info=infos/p"]
+    assert "Name one, or say --option terminated=none." in capsys.readouterr().err
+    words += ["--option", "terminated=done", "--option", "policy_info=infos/p"]
     assert main(words) == 2
     assert "infos/qpos" in capsys.readouterr().err
     assert main([*words, "--drop", "infos/qpos"]) == 0

@@ -19,6 +19,11 @@ Axes = Literal["rows", "lanes,steps", "steps,lanes"]
 
 _BLOCK_BYTES = 2**22
 _DTYPES = "biufc"
+_LOOKS = {
+    "d4rl": {"observations", "actions", "rewards", "terminals"},
+    "sb3": {"actions", "rewards", "dones", "pos", "full"},
+}
+"""Arrays by which other formats of the same files are known."""
 
 
 def check_axes(axes: str) -> None:
@@ -95,6 +100,7 @@ class ArraySource(RowSource):
         self.carried = self._read_carried(arrays)
         self._axes: Axes = axes if self.carried is None else "steps,lanes"
         self.columns = {key: self._column(key, array) for key, array in self._arrays.items()}
+        self.looks_like = next((name for name, keys in _LOOKS.items() if keys <= set(self._arrays)), None)
 
     def _read_carried(self, arrays: Mapping[str, StoredArray]) -> Carried | None:
         array = arrays.get(CARRIED_KEY)

@@ -45,6 +45,7 @@ class ArrowFormat(Format):
 
     name: ClassVar[str] = "arrow"
     endings: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc")
+    carries: ClassVar[bool] = True
     takes_urls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -368,11 +368,13 @@ class RowSource(Source):
 
     Attributes:
         columns: What there is, by name.
+        looks_like: A format that its columns' names are those of, None where they are of no other.
         carried: What it was exported from, None for a foreign file.
         num_rows: How many rows there are, None where that isn't known before they are read.
     """
 
     columns: dict[str, SourceColumn]
+    looks_like: str | None = None
     carried: Carried | None = None
     num_rows: int | None = None
 
@@ -443,6 +445,8 @@ class Format(abc.ABC):
         extra: The extra of diskbuf that brings its package, None where none is needed.
         takes_urls: Whether it is written to and read from what fsspec opens.
         is_folder: Whether an export is a folder.
+        carries: Whether an export says what its store was, so that an import restores it.
+        makes_folders: Whether an export makes the folders that it is in, because they are a part of its name.
     """
 
     name: ClassVar[str]
@@ -450,6 +454,8 @@ class Format(abc.ABC):
     extra: ClassVar[str | None] = None
     takes_urls: ClassVar[bool] = False
     is_folder: ClassVar[bool] = False
+    carries: ClassVar[bool] = False
+    makes_folders: ClassVar[bool] = False
 
     def export(self, rows: "StoreRows", target: Target) -> None:  # noqa: ARG002
         """Writes rows.

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from diskbuf.errors import OptionError
-from diskbuf.exchange.contract import Progress
+from diskbuf.exchange.contract import Format, Progress
 from diskbuf.exchange.formats import format_of
 from diskbuf.exchange.store_rows import Selection, StoreRows
 from diskbuf.exchange.targets import bytes_at, target_of
+from diskbuf.tree import Structure
 
 if TYPE_CHECKING:
     from diskbuf.replay_buffers.uniform import UniformReplayBuffer
@@ -32,6 +33,7 @@ class ExportReport:
         evicted: Ids that were meant, but that a writer evicted before they were read.
         bytes_written: Its size, None where that isn't known.
         seconds: How long it took.
+        notes: What of the store isn't in the file, or an import won't restore, a sentence each without a full stop.
     """
 
     source: str
@@ -45,6 +47,7 @@ class ExportReport:
     evicted: int
     bytes_written: int | None
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 def export_store(
@@ -87,7 +90,7 @@ def export_store(
     Args:
         buffer: A buffer, open for reading or writing; opened with `history` for all that is on the disk.
         destination: A path, or a URL of fsspec where the format takes one.
-        format: One of `formats.format_names`; None goes by the ending.
+        format: One of `formats.format_names(is_written=True)`; None goes by the ending.
         columns: Paths of leaves; None for all.
         first_id: First id; None for the start of the window.
         next_id: End, exclusive; None for the end of the window.
@@ -103,6 +106,7 @@ def export_store(
 
     Raises:
         OptionError: When an argument is outside its rule, or the format can't hold a leaf.
+        WindowError: When a lane isn't in the store.
         SpecError: When episodes are asked for and nothing in the spec says where they end.
         StoreExistsError: When something is at the destination.
         StoreCorruptError: When a chunk file is missing, short or has rotten.
@@ -110,7 +114,7 @@ def export_store(
         OSError: When it can't be written; nothing is left at the destination.
     """
     started = time.monotonic()
-    kind = format_of(destination, format, options=options)
+    kind = format_of(destination, format, options=options, is_written=True)
     selection = Selection(columns=columns, first_id=first_id, next_id=next_id, lanes=lanes, episodes=episodes)
     rows = StoreRows(buffer, selection, progress=progress)
     if not isinstance(force, bool):
@@ -129,4 +133,30 @@ def export_store(
         evicted=rows.evicted,
         bytes_written=bytes_at(destination, storage_options=storage_options),
         seconds=time.monotonic() - started,
+        notes=(*rows.notes, *_losses(rows, kind)),
     )
+
+
+def _losses(rows: StoreRows, kind: Format) -> list[str]:
+    """What the format, or the choice of rows, leaves out."""
+    found = []
+    left_out = [path for path in Structure(rows.carried.spec).paths if path not in rows.columns]
+    if kind.carries:
+        if left_out:
+            names = ", ".join(map(repr, left_out[:8])) + ", …" * (len(left_out) > 8)
+            found.append(
+                f"{names} {'is' if len(left_out) == 1 else 'are'} not in it, so an import must map its columns"
+            )
+        if not rows.is_grid and len(rows.lanes) > 1:
+            found.append(
+                f"the chosen episodes are of a store of {len(rows.lanes)} lanes, so an import can't restore it, and "
+                "must map its columns; one lane at a time it can"
+            )
+        return found
+    if kind.is_folder and len(rows.lanes) > 1:
+        found.append(f"{len(rows.lanes)} lanes became one, episode by episode")
+    if not kind.is_folder:
+        found.append("it doesn't say what the leaves were, so an import must be given the store's spec")
+    if rows.carried.metadata is not None:
+        found.append("the store's metadata was left out")
+    return found

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from diskbuf.errors import OptionError
@@ -16,6 +17,7 @@ class _Entry(NamedTuple):
     module: str
     class_name: str
     endings: tuple[str, ...]
+    is_written: bool = True
 
 
 _FORMATS: dict[str, _Entry] = {
@@ -26,15 +28,32 @@ _FORMATS: dict[str, _Entry] = {
     "hdf5": _Entry("diskbuf.exchange.hdf5", "Hdf5Format", (".h5", ".hdf5")),
     "minari": _Entry("diskbuf.exchange.minari_datasets", "MinariFormat", ()),
     "rlds": _Entry("diskbuf.exchange.rlds", "RldsFormat", (".rlds",)),
-    "tf-agents": _Entry("diskbuf.exchange.tf_agents_records", "TFAgentsRecordsFormat", ()),
-    "d4rl": _Entry("diskbuf.exchange.d4rl", "D4rlFormat", ()),
-    "sb3": _Entry("diskbuf.exchange.stable_baselines", "StableBaselinesFormat", ()),
+    "tf-agents": _Entry("diskbuf.exchange.tf_agents_records", "TFAgentsRecordsFormat", (), False),
+    "d4rl": _Entry("diskbuf.exchange.d4rl", "D4rlFormat", (), False),
+    "sb3": _Entry("diskbuf.exchange.stable_baselines", "StableBaselinesFormat", (), False),
 }
 
 
-def format_names() -> tuple[str, ...]:
-    """The names of all formats."""
-    return tuple(_FORMATS)
+def format_names(*, is_written: bool = False) -> tuple[str, ...]:
+    """The names of all formats, or of those that are written, too: each one is read."""
+    return tuple(name for name, entry in _FORMATS.items() if entry.is_written or not is_written)
+
+
+def format_in(place: str | os.PathLike[str]) -> str | None:
+    """Returns the format of something on this machine by what is in it, or beside it; None where that doesn't tell.
+
+    A folder of steps in the form of RLDS, or their file, has `features.json`; a data set of Minari `metadata.json`, in
+    `data` as a rule; a record file of TF-Agents has its spec beside it; a folder may be one of Parquet files.
+    """
+    path = Path(place)
+    folder = path if path.is_dir() else path.parent
+    if (folder / "features.json").is_file() and (path.is_dir() or path.suffix == ".tfrecord"):
+        return "rlds"
+    if path.is_dir():
+        if any((path / inside / "metadata.json").is_file() for inside in ("data", "")):
+            return "minari"
+        return "parquet" if next(path.glob("*.parquet"), None) is not None else None
+    return "tf-agents" if path.is_file() and Path(f"{path}.spec").is_file() else None
 
 
 def format_of(
@@ -42,26 +61,32 @@ def format_of(
     name: str | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    is_written: bool = False,
 ) -> Format:
-    """Returns the format of a file, as asked for or by its ending.
+    """Returns the format of a file, as asked for, by its ending, or to read it by what is in it.
 
     Args:
         place: A path or URL.
         name: One of `format_names`; None goes by the ending.
         options: Fields of the format.
+        is_written: Whether the file is to be written, which not all formats are.
 
     Raises:
         OptionError: When there is no such format, the ending doesn't tell, or an option isn't one of the format's.
     """
-    if name is not None and name not in _FORMATS:
-        raise OptionError(f"format must be one of {', '.join(_FORMATS)}, got {name!r}.")
+    known = format_names(is_written=is_written)
+    if name is not None and name not in known:
+        advice = " That one is only read." if name in _FORMATS else ""
+        raise OptionError(f"format must be one of {', '.join(known)}, got {name!r}.{advice}")
     if name is None:
         text = os.fspath(place).rstrip("/").lower()
-        found = [known for known, entry in _FORMATS.items() if text.endswith(entry.endings or ("\0",))]
+        found = [one for one in known if text.endswith(_FORMATS[one].endings or ("\0",))]
+        if not found and not is_written and (inside := format_in(place)):
+            found = [inside]
         if not found:
             raise OptionError(
                 f"format must be named where the ending doesn't tell it, as of {os.fspath(place)!r}: "
-                f"one of {', '.join(_FORMATS)}."
+                f"one of {', '.join(known)}."
             )
         name = found[0]
     return format_class(name)(**_checked(name, options or {}))

@@ -40,6 +40,7 @@ class Hdf5Format(Format):
 
     name: ClassVar[str] = "hdf5"
     endings: ClassVar[tuple[str, ...]] = (".h5", ".hdf5")
+    carries: ClassVar[bool] = True
     extra: ClassVar[str | None] = "hdf5"
 
     def __post_init__(self) -> None:

@@ -98,7 +98,7 @@ def import_store(
     Args:
         source: A path, or a URL of fsspec where the format takes one.
         destination: The new store's folder.
-        format: One of `formats.format_names`; None goes by the ending.
+        format: One of `formats.format_names`; None goes by the ending, else by what is in it (`formats.format_in`).
         mapping: Which column is which leaf. None restores what an export carries. Of a data set of episodes only
             `drop`, `only_mapped`, `bounds` and a cast of `reward` count: rewards, which are rounded, keep their dtype
             without it.
@@ -187,10 +187,13 @@ def _plan(
         raise OptionError(f"a source must be one of rows or episodes, got {source!r}.")
     if mapping is None:
         if source.carried is None:
+            like = f"It looks like the format {source.looks_like} (--format {source.looks_like}); else say"
             raise OptionError(
-                f"mapping must be given for {source.name}, which no export of diskbuf wrote. Its columns are "
-                f"{', '.join(map(repr, list(source.columns)[:12]))}. Say which leaf each is (--map LEAF=COLUMN, a "
-                "mapping file, a ColumnMap); or import a bandit log as one (--format log, diskbuf.bandits.logs)."
+                f"mapping must be given for {source.name}, which doesn't carry what store it was. Its columns are "
+                f"{', '.join(map(repr, list(source.columns)[:12]))}. {like if source.looks_like else 'Say'} which leaf "
+                "each is (--map LEAF=COLUMN, a mapping file, a ColumnMap); give the spec of the store that a CSV was "
+                "exported from (--like STORE, ColumnMap.spec); or import a bandit log as one (--format log, "
+                "diskbuf.bandits.logs)."
             )
         return _Restored(source, source.carried, max_length, metadata, options)
     mapping, source = fold(mapping, source)

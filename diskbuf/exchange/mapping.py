@@ -116,6 +116,8 @@ class ColumnMap:
         import tomllib
 
         file = Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(f"a mapping must be a TOML or JSON file, got {str(file)!r}. Check the path.")
         try:
             text = file.read_text(encoding="utf-8")
             found = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)

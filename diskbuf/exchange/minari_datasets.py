@@ -16,7 +16,7 @@ from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
 from diskbuf.exchange.mapping import cast_exactly, nest_of
 from diskbuf.exchange.places import local_place
-from diskbuf.exchange.transitions import check_names, with_final_observation
+from diskbuf.exchange.transitions import FinalObservations, check_names
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.tree import Structure
 
@@ -56,6 +56,7 @@ class MinariFormat(Format):
     name: ClassVar[str] = "minari"
     extra: ClassVar[str | None] = "minari"
     is_folder: ClassVar[bool] = True
+    makes_folders: ClassVar[bool] = True
 
     dataset_id: str | None = None
     data_format: Literal["hdf5", "arrow"] = "hdf5"
@@ -86,12 +87,14 @@ class MinariFormat(Format):
         storage.update_metadata({"dataset_id": dataset_id, "minari_version": version})
         if first is None:
             return
+        final = FinalObservations()
         found = (
             _buffer_of(complete)
             for episode in _chain(first, episodes)
-            if (complete := with_final_observation(episode)) is not None
+            if (complete := final.added(episode)) is not None
         )
         storage.update_episodes(found)
+        rows.notes += final.notes
 
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "MinariSource":
         """Opens a data set."""

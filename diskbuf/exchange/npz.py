@@ -41,6 +41,7 @@ class NpzFormat(Format):
 
     name: ClassVar[str] = "npz"
     endings: ClassVar[tuple[str, ...]] = (".npz",)
+    carries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.compressed, bool):

@@ -61,6 +61,7 @@ class ParquetFormat(Format):
 
     name: ClassVar[str] = "parquet"
     endings: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    carries: ClassVar[bool] = True
     takes_urls: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
 from diskbuf.exchange.places import local_place
 from diskbuf.exchange.tf_example import ExampleReader, ExampleWriter, spec_size
 from diskbuf.exchange.tf_record import RecordWriter, read_blocks
-from diskbuf.exchange.transitions import with_final_observation
+from diskbuf.exchange.transitions import FinalObservations
 from diskbuf.specs import ArraySpec
 from diskbuf.trajectories import StepType, Trajectory
 from diskbuf.tree import Structure
@@ -63,9 +63,11 @@ class RldsFormat(Format):
         spec: Any = rows.carried.spec  # a Trajectory, or there are no episodes
         with RecordWriter(folder / _STEPS) as records:
             writer: _StepWriter | None = None
-            for episode in _completed(episodes):
+            final = FinalObservations()
+            for episode in _completed(episodes, final):
                 writer = writer or _StepWriter(records, spec)
                 writer.write(episode)
+        rows.notes += final.notes
         features = {
             name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for name, leaf in features_of(spec).items()
         }
@@ -207,14 +209,14 @@ def features_of(spec: Trajectory) -> dict[str, ArraySpec]:
     return {**found, "reward": spec.reward, "discount": spec.discount, **dict.fromkeys(_FLAGS, _FLAG)}
 
 
-def _completed(episodes: Iterator[Episode]) -> Iterator[Episode]:
+def _completed(episodes: Iterator[Episode], final: FinalObservations) -> Iterator[Episode]:
     """Gives all but the last their final observation; the last one, if it goes on, stays as it is."""
     before: Episode | None = None
     for episode in episodes:
-        if before is not None and (found := with_final_observation(before)) is not None:
+        if before is not None and (found := final.added(before)) is not None:
             yield found
         before = episode
-    if before is not None and (found := before if before.is_open else with_final_observation(before)) is not None:
+    if before is not None and (found := before if before.is_open else final.added(before)) is not None:
         yield found
 
 

@@ -61,9 +61,11 @@ class StoreRows:
         written: Rows, (id, lane) pairs, that were handed out and so are in the file.
         seen_first_id: Id of the first row handed out, None before there is one.
         evicted: Ids that a writer evicted before they were read.
+        notes: What a format couldn't keep, a sentence each, without a full stop; the format adds to it.
 
     Raises:
         OptionError: When the selection isn't of this store.
+        WindowError: When a lane isn't in the store.
         SpecError: When episodes are chosen and nothing in the spec says where they end.
     """
 
@@ -92,6 +94,7 @@ class StoreRows:
         self._pieces = None if selection.episodes is None else self._chosen_pieces(selection.episodes)
         self.written = 0
         self.evicted = 0
+        self.notes: list[str] = []
         self.seen_first_id: int | None = None
         manifest = store.manifest
         self.carried = Carried(
@@ -325,7 +328,7 @@ def _chosen_lanes(wanted: Sequence[int] | None, batch_size: int) -> NDArray[np.i
     if lanes.ndim != 1 or not len(lanes) or lanes.dtype.kind not in "iu" or (np.diff(lanes) <= 0).any():
         raise OptionError(f"lanes must be one or more different ints, ascending, got {wanted!r}.")
     if lanes[0] < 0 or lanes[-1] >= batch_size:
-        raise OptionError(f"lanes must be from 0 to {batch_size - 1}, got {wanted!r}.")
+        raise WindowError(f"lanes must be from 0 to {batch_size - 1}, got {wanted!r}.")
     return lanes.astype(np.int32)
 
 

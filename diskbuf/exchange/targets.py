@@ -44,6 +44,7 @@ def target_of(
     Raises:
         OptionError: When the format can't go to a URL, or storage_options are given for a path.
         StoreExistsError: When something is there that isn't to be replaced.
+        FileNotFoundError: When there is no folder for it.
         OSError: When it can't be written.
     """
     text = os.fspath(destination)
@@ -56,7 +57,7 @@ def target_of(
     path = Path(os.path.abspath(text.removeprefix("file://")))  # noqa: PTH100 - links stay as they are
     _check_is_free(path, kind, force=force)
     temporary = files.temporary_of(path)
-    with _telling_what_to_do(path):
+    with _folders_of(path, are_made=kind.makes_folders), _telling_what_to_do(path):
         _remove(temporary)  # of a killed process
         if kind.is_folder:
             temporary.mkdir()
@@ -229,6 +230,25 @@ def _sync(path: Path) -> None:
         files.sync_folder(path)
     else:
         files.sync_file(path)
+
+
+@contextlib.contextmanager
+def _folders_of(path: Path, *, are_made: bool) -> Iterator[None]:
+    """Sees to the folders that something is in; those that were made go again when the block raises."""
+    missing = [folder for folder in path.parents if not os.path.lexists(folder)]
+    if missing and not are_made:
+        raise FileNotFoundError(
+            f"folder {missing[0]} must exist to hold {path.name}. Make it first, or check the path."
+        )
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # one that isn't empty stays
+            for folder in missing:
+                folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

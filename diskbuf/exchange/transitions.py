@@ -154,6 +154,52 @@ def with_final_observation(episode: Episode) -> Episode | None:
     )
 
 
+class FinalObservations:
+    """Gives episodes their final observation as `with_final_observation` does, and counts what that cost.
+
+    Attributes:
+        cut: Episodes that were cut by a step, by whether they were open.
+        lost: Episodes of which no step was left.
+        repeated: Episodes that terminated, and repeat their last observation.
+    """
+
+    def __init__(self) -> None:
+        self.cut = {True: 0, False: 0}
+        self.lost = 0
+        self.repeated = 0
+
+    def added(self, episode: Episode) -> Episode | None:
+        """Returns the episode with its final observation, None when no action is left."""
+        found = with_final_observation(episode)
+        if found is None:
+            self.lost += 1
+        elif found is not episode and episode.terminated:
+            self.repeated += 1
+        elif found is not episode:
+            self.cut[episode.is_open] += 1
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """What was lost, a sentence each."""
+        found = []
+        for is_open, what in ((True, "open"), (False, "truncated")):
+            if count := self.cut[is_open]:
+                end = ", and count as truncated" if is_open else ", because their final observations aren't there"
+                found.append(f"{_counted(count, f'{what} episode')} cut by a step{end}")
+        if self.repeated:
+            found.append(
+                f"{_counted(self.repeated, 'terminated episode')} given the last observation again as the final one"
+            )
+        if self.lost:
+            found.append(f"{_counted(self.lost, 'episode')} left out, being of one step without what came after it")
+        return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what} was" if count == 1 else f"{count:,} {what}s were"
+
+
 def is_name(value: Any) -> bool:
     """Whether an option is a name."""
     return isinstance(value, str) and bool(value)
