@@ -365,6 +365,151 @@ def test_a_training_goes_on_only_with_its_own_settings(tmp_path: Path, capsys: p
         assert "to go on with the training" in err
 
 
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Returns the one line with which a verb refuses."""
+    capsys.readouterr()
+    assert cli.main([*map(str, words)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n"), "\x1b" in err) == ("", 1, False)
+    return err
+
+
+def test_a_training_goes_on_only_from_its_own_store(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, folder = tmp_path / "one.zarr", tmp_path / "other.zarr", tmp_path / "dqn"
+    assert collect(one, 400, "--seed=0") == 0
+    assert collect(other, 400, "--seed=0") == 0
+    words = ("-o", folder, "--fc-layers=4", "--batch-size=8")
+    assert cli.main(["train-offline", str(one), "--steps=2", *map(str, words)]) == 0
+    said = refused(capsys, "train-offline", other, "--steps=4", *words)
+    assert f"the training in {folder} began with, {one} of 2" in said
+    assert f"got {other} of 2" in said
+    assert said.endswith("Use that, or another -o.\n")
+    one.rename(tmp_path / "moved.zarr")
+    assert cli.main(["train-offline", str(tmp_path / "moved.zarr"), "--steps=4", *map(str, words)]) == 0
+    # Rows of another spec are told as such.
+    assert cli.main(["collect", "Acrobot-v1", str(one), "--steps=400"]) == 0
+    said = refused(capsys, "train-offline", one, "--steps=4", *words)
+    assert "must have the spec that the training" in said
+    assert "observation" in said
+
+    diskbuf.copy(log, tmp_path / "copied.zarr")
+    with (
+        diskbuf.open(log) as buffer,
+        diskbuf.UniformReplayBuffer(buffer.data_spec, buffer.batch_size, None, path=tmp_path / "log.zarr") as anew,
+    ):
+        rows = buffer.gather_all()
+        anew.add_batch(
+            type(rows)(
+                *(
+                    diskbuf.tree.Structure(part).unflatten(
+                        [leaf[:, 0] for leaf in diskbuf.tree.Structure(part).flatten(part)]
+                    )
+                    for part in rows
+                )
+            )
+        )
+    words = ("-o", tmp_path / "lints", "--agent=lints", "--next-id=1")
+    assert cli.main(["train-bandit", str(log), *map(str, words)]) == 0
+    assert "must be the one that the training" in refused(capsys, "train-bandit", tmp_path / "log.zarr", *words)
+    assert cli.main(["train-bandit", str(tmp_path / "copied.zarr"), *map(str, words)]) == 0
+
+
+def test_a_folder_of_scales_of_other_rows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, folder = tmp_path / "s.zarr", tmp_path / "dqn"
+    assert cli.main(["collect", "Acrobot-v1", str(store), "--steps=400"]) == 0
+    folder.mkdir()
+    settings = {"agent": "dqn", "fc_layer_params": [4], "learning_rate": 5e-4, "gamma": 0.98}
+    kept = settings | {"target_update_tau": 0.01, "scales": {"": [1.0] * 4}}  # as written before stores were noted
+    (folder / "agent.json").write_text(json.dumps(kept))
+    words = ("train-offline", store, "--steps=4", "-o", folder, "--fc-layers=4", "--agent=dqn")
+    assert "on rows like those of" in refused(capsys, *words)
+
+
+def test_what_is_trained_to_the_end_says_so_and_tells_no_losses_again(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, folder = tmp_path / "s.zarr", tmp_path / "dqn"
+    assert collect(store, 400, "--seed=0") == 0
+    for words, policy in (
+        (["train-offline", store, "-o", folder, "--fc-layers=4", "--batch-size=8"], folder / "policy_80"),
+        (["train-bandit", log, "-o", tmp_path / "ucb", "--batch-size=100"], tmp_path / "ucb" / "policy_80"),
+    ):
+        capsys.readouterr()
+        assert cli.main([*map(str, words), "--steps=80"]) == 0
+        out = capsys.readouterr().out
+        assert "nothing left" not in out
+        if words[0] == "train-offline":
+            steps = [int(line.split()[0]) for line in out.splitlines()[1:-1]]
+            assert (len(steps), steps[0], steps[-1]) == (10, 2, 80)
+        assert cli.main([*map(str, words), "--steps=80"]) == 0
+        assert capsys.readouterr().out == f"{policy}: nothing left to do, it has had 80 train steps\n"
+
+
+def test_each_training_names_the_other_verb_for_the_other_kind_of_store(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, folder = tmp_path / "s.zarr", tmp_path / "new"
+    assert collect(store, 400, "--seed=0") == 0
+    assert "diskbuf train-offline" in refused(capsys, "train-bandit", store, "-o", folder)
+    assert "diskbuf train-bandit" in refused(capsys, "train-offline", log, "--steps=3", "-o", folder)
+    assert not folder.exists()
+
+
+def test_ctrl_c_saves_the_train_steps_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    store, folder = tmp_path / "s.zarr", tmp_path / "dqn"
+    assert collect(store, 400, "--seed=0") == 0
+    words = [SCRIPT, "train-offline", store, "--steps=1000", "-o", folder]  # no checkpoint before the last is due
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not (folder / "history.jsonl").exists() or not (folder / "history.jsonl").stat().st_size:
+            assert process.poll() is None
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.count("\n")) == (130, "", 1)
+    saved = max(int(file.stem.partition("-")[2]) for file in folder.glob("checkpoints/ckpt-*.index"))
+    assert 25 <= saved < 1000  # the first loss is told at 25
+    more = saved + 5
+    found = json.loads(shell("train-offline", store, f"--steps={more}", "-o", folder, "--json"))
+    assert (found["train_step"], found["train_steps_before"]) == (more, saved)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_actions_without_bounds_get_those_of_the_rows(
+    shape: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = trajectories.trajectory_spec(
+        trajectories.time_step_spec(diskbuf.ArraySpec([3], "float32")),
+        trajectories.PolicyStep(diskbuf.ArraySpec(shape, "int64")),
+    )
+    store, folder = tmp_path / "s.zarr", tmp_path / "dqn"
+
+    def add(arms: list[int]) -> None:
+        seen = np.ones((2, 3), np.float32)
+        first = trajectories.transition(seen, np.ones(2))
+        with diskbuf.UniformReplayBuffer(spec, 2, None, path=store) as buffer:
+            for arm in arms:
+                chosen = trajectories.PolicyStep(np.full((2, *shape), arm))
+                buffer.add_batch(trajectories.from_transition(first, chosen, first))
+
+    add([2, 1, 3, 2])
+    words = ["train-offline", store, "-o", folder, "--fc-layers=4", "--batch-size=8"]
+    assert cli.main([*map(str, words), "--steps=2"]) == 0
+    assert capsys.readouterr().out.startswith("actions 1 to 3, taken from the rows\n")
+    with diskbuf.open(store) as buffer:
+        assert buffer.data_spec.action.shape == shape
+    policy = json.loads((folder / "policy_2" / "policy_specs.json").read_text())
+    assert '"maximum": 3' in json.dumps(policy)
+    add([1, 2])
+    assert cli.main([*map(str, words), "--steps=4"]) == 0  # the network stays as it is
+    add([4])
+    assert "actions must be 1 to 3 to go on" in refused(capsys, *words, "--steps=6")
+    add([5000])
+    said = refused(capsys, *words[:3], tmp_path / "new", "--steps=6")
+    assert "Number them from 0 on" in said
+
+
 @pytest.mark.parametrize("agent", recipes.agent_names())
 def test_every_bandit_agent_learns_from_a_log(agent: str, log: Path, tmp_path: Path) -> None:
     settings = recipes.BanditSettings(agent=agent)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from diskbuf import kept_settings
 from diskbuf.bandits import agents, evaluation, trainer
 from diskbuf.bandits.log_reader import LogReader
+from diskbuf.bandits.recognition import is_log
 from diskbuf.errors import OptionError
 from diskbuf.networks import QNetwork
 from diskbuf.policies.saving import newest_policy
@@ -135,12 +136,14 @@ class TrainedBandit:
         policy: Where the agent's policy was saved.
         train_steps: Batches gone through, those before a restart included.
         loss: The last one's loss; NaN when all were before a restart.
+        train_steps_before: Those before a restart.
     """
 
     folder: Path
     policy: Path
     train_steps: int
     loss: float
+    train_steps_before: int
 
 
 def train_agent_offline(
@@ -172,18 +175,23 @@ def train_agent_offline(
         How it ended.
 
     Raises:
-        OptionError: If an argument is outside its rule, or the folder holds a training of other settings.
+        OptionError: If an argument is outside its rule, the rows are steps of longer episodes, or the folder holds a
+            training of other settings or from another store.
         SpecError: If the rows are not those of a log, or nothing for the agent.
         WindowError: If the range isn't in the log.
         StoreLockedError: If another process trains in the folder.
     """
     folder = Path(folder)
+    check_log(buffer)
+    kept_settings.check_origin(folder / _AGENT, buffer)
     spec = buffer.data_spec
     agent = bandit_agent((time_step_spec(spec.observation), spec.action), settings)
     folder.mkdir(parents=True, exist_ok=True)
     chosen = dataclasses.asdict(settings)
     layers = settings.fc_layer_params
-    kept_settings.keep(folder / _AGENT, chosen | {"fc_layer_params": None if layers is None else list(layers)})
+    chosen["fc_layer_params"] = None if layers is None else list(layers)
+    kept_settings.keep(folder / _AGENT, chosen, kept_settings.origin(buffer))
+    before = max((int(file.stem.rpartition("-")[2]) for file in folder.glob("ckpt-*.index")), default=0)
     result = trainer.train_offline(
         folder,
         agent,
@@ -196,7 +204,28 @@ def train_agent_offline(
         first_id=first_id,
         next_id=next_id,
     )
-    return TrainedBandit(folder=folder, policy=newest_policy(folder), train_steps=result.train_steps, loss=result.loss)
+    return TrainedBandit(
+        folder=folder,
+        policy=newest_policy(folder),
+        train_steps=result.train_steps,
+        loss=result.loss,
+        train_steps_before=before,
+    )
+
+
+def check_log(buffer: UniformReplayBuffer) -> None:
+    """Refuses rows that aren't decisions of their own, by a sample of them.
+
+    Raises:
+        OptionError: If they are steps of longer episodes.
+        SpecError: If they are no Trajectories with one action of a few and a reward.
+    """
+    LogReader(buffer).close()
+    if is_log(buffer) is False:
+        raise OptionError(
+            f"the store must be a log, whose rows are decisions of their own, got {buffer.path} with episodes of many "
+            "steps. A DQN agent learns from these: diskbuf train-offline."
+        )
 
 
 def uniform_policy(buffer: UniformReplayBuffer) -> npt.NDArray[np.float64]:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from diskbuf.readers.requests import count
@@ -27,6 +28,7 @@ def train_offline(
     summary_interval: int | None = 200,
     checkpoint_interval: int | None = 1000,
     train_steps_per_call: int = 1,
+    preprocess: Callable[[Any], Any] | None = None,
     progress: bool = False,
 ) -> TrainResult:
     """Trains an agent from a store that nobody adds to; killed anywhere, the same call ends with the same weights.
@@ -47,6 +49,7 @@ def train_offline(
         summary_interval: Train steps between summaries, log lines and the losses of the result; None for none.
         checkpoint_interval: Train steps between checkpoints, None for one at the end only.
         train_steps_per_call: As in `train_off_policy`.
+        preprocess: Given each batch, returns what the agent trains on, in TensorFlow; None leaves it as it is.
         progress: Whether to show a progress bar on standard error.
 
     Returns:
@@ -92,6 +95,9 @@ def train_offline(
             start=run.train_step,
             within_episodes=within_episodes,
         )
+        if preprocess is not None:
+            make = preprocess
+            dataset = dataset.map(lambda experience, info: (make(experience), info))
         run.evaluate_if_due()
         run.train(iter(dataset.prefetch(2)), last_step)
         return run.finish()

@@ -11,12 +11,14 @@ import numpy as np
 
 from diskbuf import kept_settings
 from diskbuf.agents import DdqnAgent, DqnAgent
+from diskbuf.bandits.recognition import is_log
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.networks import QNetwork
 from diskbuf.networks.action_values import DiscreteActions
 from diskbuf.policies.saving import save_policy
 from diskbuf.readers.requests import count
 from diskbuf.replay_buffers.uniform import UniformReplayBuffer
+from diskbuf.scanning import scan
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.training.collecting import check_fits, load_environment
 from diskbuf.training.offline import train_offline
@@ -35,6 +37,7 @@ _SCALED_BYTES = 2**24  # of rows that are looked at for scales
 _SCALED_ROWS = 8192
 _SCALED_ALONE = 4096  # elements of a leaf that get a scale each; a leaf of more has one for all
 _CATEGORIES = 1024
+_MOST_ACTIONS = 1024  # when only the rows tell how many; ids of something have more
 # Mnih et al., "Human-level control through deep reinforcement learning" (2015).
 _CONVOLUTIONS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 _LEAST_PIXELS = 36  # a side that leaves something after these
@@ -84,11 +87,16 @@ class Trained:
         folder: Of the training.
         policy: Where the greedy policy was saved.
         result: Losses and returns.
+        train_steps_before: Those before a restart.
+        seen_actions: The least and the largest action, where they were taken from the rows; None where the spec has
+            them.
     """
 
     folder: Path
     policy: Path
     result: TrainResult
+    train_steps_before: int
+    seen_actions: tuple[int, int] | None
 
 
 def train_dqn_offline(
@@ -104,7 +112,8 @@ def train_dqn_offline(
     """Trains a DQN agent on the rows of a store, and saves its greedy policy; killed anywhere, the same call goes on.
 
     Observations are brought to about [-1, 1] by the largest that some rows of the store show, once, when the training
-    begins; single bounded integers are made one-hot; a picture goes through convolutions. Checkpoints, losses and
+    begins; single bounded integers are made one-hot; a picture goes through convolutions. Actions without bounds, as
+    imports may leave them, get those of the rows; an action of shape [1] is made a scalar. Checkpoints, losses and
     returns are as of `train_offline`; besides them the folder has `agent.json`, how the agent was made, and `policy_N`,
     N the number of train steps.
 
@@ -122,7 +131,7 @@ def train_dqn_offline(
 
     Raises:
         OptionError: When the rows are nothing that DQN learns from, an argument is outside its rule, the environment
-            is another than the store's, or the folder holds a training of other settings.
+            is another than the store's, or the folder holds a training of other settings or from another store.
         StoreLockedError: If another process trains in the folder.
         WindowError: When the store has no sequence of two steps.
     """
@@ -130,7 +139,10 @@ def train_dqn_offline(
     steps = count("num_iterations", num_iterations)
     folder = Path(folder)
     spec = learnable_spec(buffer)
-    agent = dqn_agent(spec, settings, scales=_kept_scales(folder, buffer, settings))
+    kept_settings.check_origin(folder / _AGENT, buffer)
+    spec = _with_kept_actions(folder / _AGENT, buffer, spec)
+    agent = dqn_agent(spec, settings, scales=_kept_scales(folder, buffer, spec, settings))
+    before = max((int(file.stem.rpartition("-")[2]) for file in folder.glob("checkpoints/ckpt-*.index")), default=0)
     environment = None
     if environment_name is not None:
         lanes = min(_LANES, count("num_eval_episodes", num_eval_episodes))
@@ -150,6 +162,7 @@ def train_dqn_offline(
             eval_interval=max(1, steps // _EVALUATIONS),
             summary_interval=max(1, steps // _LOSSES),
             train_steps_per_call=_STEPS_PER_CALL,
+            preprocess=_scalar_action if buffer.data_spec.action.shape else None,
             progress=progress,
         )
     finally:
@@ -158,14 +171,24 @@ def train_dqn_offline(
     policy = folder / f"policy_{result.train_step}"
     if not policy.exists():
         save_policy(agent.policy, policy)
-    return Trained(folder=folder, policy=policy, result=result)
+    is_seen = not isinstance(buffer.data_spec.action, BoundedArraySpec)
+    return Trained(
+        folder=folder,
+        policy=policy,
+        result=result,
+        train_steps_before=before,
+        seen_actions=(int(spec.action.minimum), int(spec.action.maximum)) if is_seen else None,
+    )
 
 
 def learnable_spec(buffer: UniformReplayBuffer) -> Trajectory:
-    """Returns the spec of a buffer's rows.
+    """Returns the spec of a buffer's rows as an agent takes them: with a scalar action, and bounds on it.
+
+    Bounds that the spec lacks are the least and the largest action of all rows.
 
     Raises:
-        OptionError: If they are no Trajectories with one action of a few, and so nothing that DQN learns from.
+        OptionError: If they are no Trajectories with one action of a few, or a log of decisions, and so nothing that
+            DQN learns from.
     """
     spec = buffer.data_spec
     if not isinstance(spec, Trajectory):
@@ -173,11 +196,62 @@ def learnable_spec(buffer: UniformReplayBuffer) -> Trajectory:
             f"the store must hold Trajectory rows to train on, got {describe(spec)} in {buffer.path}. Collect them "
             "with a driver, or with diskbuf collect."
         )
+    if is_log(buffer):
+        raise OptionError(
+            f"the store must hold episodes of more than one step, got {buffer.path}, a log whose rows are decisions of "
+            "their own. A bandit agent learns from these: diskbuf train-bandit."
+        )
     try:
-        DiscreteActions.of(spec.action)
+        action = _counted(buffer, spec.action)
+        DiscreteActions.of(action)
     except SpecError as error:
         raise OptionError(f"the store must hold actions that can be counted: {error} That is {buffer.path}.") from error
-    return spec
+    return spec._replace(action=action)
+
+
+def _counted(buffer: UniformReplayBuffer, action: Any) -> Any:
+    """A scalar spec with bounds for one integer; another spec as it is."""
+    if not isinstance(action, ArraySpec) or action.shape not in ((), (1,)) or action.dtype.kind not in "iu":
+        return action
+    if isinstance(action, BoundedArraySpec):
+        return BoundedArraySpec([], action.dtype, int(action.minimum.min()), int(action.maximum.max()), action.name)
+    least, largest = _action_range(buffer)
+    if least < 0 or largest - least >= _MOST_ACTIONS:
+        raise OptionError(
+            f"actions without bounds must be from 0 on and at most {_MOST_ACTIONS:,} for a Q-network, got {least} to "
+            f"{largest} in {buffer.path}. Number them from 0 on, and import them anew."
+        )
+    return BoundedArraySpec([], action.dtype, least, largest, action.name)
+
+
+def _action_range(buffer: UniformReplayBuffer) -> tuple[int, int]:
+    blocks = (block.columns["action"] for block in scan(buffer, ["action"]))
+    found = [(int(actions.min()), int(actions.max())) for actions in blocks]
+    if not found:
+        raise OptionError(f"the store must have rows, which tell its actions, got {buffer.path} without any.")
+    return min(least for least, _ in found), max(largest for _, largest in found)
+
+
+def _with_kept_actions(path: Path, buffer: UniformReplayBuffer, spec: Trajectory) -> Trajectory:
+    """The spec with the actions that a training began with, where the rows told them: a network stays as it is."""
+    try:
+        kept = json.loads(path.read_text()).get("seen_actions")
+    except (OSError, ValueError, AttributeError):
+        kept = None
+    if isinstance(buffer.data_spec.action, BoundedArraySpec) or kept is None:
+        return spec
+    least, largest = int(spec.action.minimum), int(spec.action.maximum)
+    if not kept[0] <= least <= largest <= kept[1]:
+        raise OptionError(
+            f"actions must be {kept[0]} to {kept[1]} to go on with the training in {path.parent}, got {least} to "
+            f"{largest} in {buffer.path}, which has had more rows since. Use another root_dir."
+        )
+    return spec._replace(action=BoundedArraySpec([], spec.action.dtype, kept[0], kept[1], spec.action.name))
+
+
+def _scalar_action(experience: Trajectory) -> Trajectory:
+    """[B, T, 1] actions as [B, T]."""
+    return experience._replace(action=experience.action[..., 0])
 
 
 def dqn_agent(spec: Trajectory, settings: DqnSettings, *, scales: dict[str, Any]) -> DqnAgent:
@@ -291,7 +365,7 @@ def _channels_last(leaf: ArraySpec, scaled: "keras.layers.Layer") -> "keras.Mode
     return keras.Sequential([scaled])
 
 
-def _kept_scales(folder: Path, buffer: UniformReplayBuffer, settings: DqnSettings) -> dict[str, Any]:
+def _kept_scales(folder: Path, buffer: UniformReplayBuffer, spec: Trajectory, settings: DqnSettings) -> dict[str, Any]:
     """The scales of the training in a folder; those of the buffer where one begins. Refuses other settings."""
     path = folder / _AGENT
     named = dataclasses.asdict(settings) | {"fc_layer_params": list(settings.fc_layer_params)}
@@ -299,10 +373,21 @@ def _kept_scales(folder: Path, buffer: UniformReplayBuffer, settings: DqnSetting
     if path.exists():
         kept_settings.keep(path, named)
         scales: dict[str, Any] = json.loads(path.read_text()).get("scales", {})
-        if set(scales) == set(Structure(buffer.data_spec.observation).paths):
+        if _fit(scales, spec.observation):
             return scales
         raise OptionError(f"{path} must be of a training on rows like those of {buffer.path}, but isn't. Remove it.")
     scales = observation_scales(buffer, seed=settings.seed)
     folder.mkdir(parents=True, exist_ok=True)
-    kept_settings.keep(path, named | {"scales": scales})
+    notes = kept_settings.origin(buffer) | {"scales": scales}
+    if not isinstance(buffer.data_spec.action, BoundedArraySpec):
+        notes["seen_actions"] = [int(spec.action.minimum), int(spec.action.maximum)]
+    kept_settings.keep(path, named, notes)
     return scales
+
+
+def _fit(scales: dict[str, Any], observation: Any) -> bool:
+    structure = Structure(observation)
+    leaves = dict(zip(structure.paths, structure.flatten(observation), strict=True))
+    return scales.keys() == leaves.keys() and all(
+        np.shape(scales[path]) in ((), leaf.shape) for path, leaf in leaves.items()
+    )

@@ -20,6 +20,7 @@ from diskbuf_tools.stores import open_store
 
 if TYPE_CHECKING:
     from diskbuf.policies import CompiledPolicy
+    from diskbuf.replay_buffers.uniform import UniformReplayBuffer
 
 PANEL = "Learn"
 
@@ -45,7 +46,9 @@ def collect(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Path of the store; made, or gone on with.")],
     steps: Annotated[int, typer.Option(help="Rows to reach in the store, all lanes together.")],
     lanes: Annotated[int | None, typer.Option(help="Environments side by side: the store's, 8 for a new one.")] = None,
-    policy: Annotated[str, typer.Option(help="random, or the path of a saved policy or of a training.")] = "random",
+    policy: Annotated[
+        str, typer.Option(help="random (or uniform), or the path of a saved policy or of a training.")
+    ] = "random",
     epsilon: Annotated[
         float | None, typer.Option(help="Share of random actions with a saved policy.", show_default="0.1")
     ] = None,
@@ -101,7 +104,7 @@ def collect(
         if report.mean_return is None
         else f", mean return of the last {min(report.episodes, 100)}: {report.mean_return:.4g}"
     )
-    print(f"{report.path}: {report.rows:,} rows, {report.added:,} of them now in {report.seconds:.1f} s{rate}")
+    print(f"{store}: {report.rows:,} rows, {report.added:,} of them now in {report.seconds:.1f} s{rate}")
     print(f"  {report.episodes:,} episodes ended{earned}")
 
 
@@ -123,7 +126,8 @@ def train_offline(
     """Train a DQN agent on a store, and save its greedy policy; killed and run again, it goes on.
 
     The store must hold Trajectories, as drivers and diskbuf collect store them, with one action out of a few. Nothing
-    is collected. The folder gets checkpoints, summaries for TensorBoard, and policy_N, N the number of train steps.
+    is collected. The folder gets checkpoints, summaries for TensorBoard, and policy_N, N the number of train steps; it
+    is gone on with from the same store only. Ctrl-C saves a checkpoint. For a log of decisions there is train-bandit.
 
     Example: diskbuf train-offline cartpole.zarr --steps 3000 -o runs/dqn --env CartPole-v1
     """
@@ -137,7 +141,7 @@ def train_offline(
         batch_size=batch_size,
         seed=seed,
     )
-    with open_store(store, storage_option=storage_option) as buffer:
+    with open_store(store, storage_option=storage_option) as buffer, _in_options(buffer, store):
         learnable_spec(buffer)  # before TensorFlow is loaded, which takes seconds
         _load_tensorflow()
         trained = train_dqn_offline(
@@ -151,11 +155,17 @@ def train_offline(
         )
     result = trained.result
     if as_json:
-        print_json({"folder": str(trained.folder), "policy": str(trained.policy), **result._asdict()})
+        facts = dataclasses.asdict(trained) | {"folder": str(trained.folder), "policy": str(trained.policy)}
+        print_json({name: fact for name, fact in facts.items() if name != "result"} | result._asdict())
+        return
+    if trained.seen_actions is not None:
+        print(f"actions {trained.seen_actions[0]:,} to {trained.seen_actions[1]:,}, taken from the rows")
+    if trained.train_steps_before >= steps:
+        print(_nothing_left(trained.policy, trained.train_steps_before))
         return
     returns = dict(result.returns)
     losses = dict(result.losses)
-    told = sorted(returns) if returns else sorted(losses)[-10:]
+    told = sorted(returns) if returns else _spread(sorted(losses), 10)
     rows = [{"train step": step, "loss": losses.get(step), "mean return": returns.get(step)} for step in told]
     print_rows(rows, ["train step", "loss", *(["mean return"] if returns else [])], form="table")
     print(f"{trained.policy}: the greedy policy after {result.train_step:,} train steps")
@@ -193,12 +203,13 @@ def train_bandit(
 ) -> None:
     """Train a bandit agent on a log of decisions, and save its policy; killed and run again, it goes on.
 
-    Linear agents count each row as one more observation each time, so leave them at one pass.
+    Linear agents count each row as one more observation each time, so leave them at one pass. A folder is gone on with
+    from the same store only. For episodes of many steps there is train-offline.
 
     Example: diskbuf train-bandit clicks.zarr --agent lints -o runs/lints --next-id 50000
     """
     from diskbuf.bandits.log_reader import LogReader
-    from diskbuf.bandits.recipes import BanditSettings, train_agent_offline
+    from diskbuf.bandits.recipes import BanditSettings, check_log, train_agent_offline
 
     settings = BanditSettings(
         agent=agent,
@@ -210,8 +221,9 @@ def train_bandit(
         dropout_rate=dropout_rate,
         seed=seed,
     )
-    with open_store(store, history=True, storage_option=storage_option) as buffer:
-        LogReader(buffer, first_id=first_id, next_id=next_id).close()  # refuses what is no log before TensorFlow loads
+    with open_store(store, history=True, storage_option=storage_option) as buffer, _in_options(buffer, store):
+        check_log(buffer)  # before TensorFlow loads
+        LogReader(buffer, first_id=first_id, next_id=next_id).close()
         _load_tensorflow()
         trained = train_agent_offline(
             output,
@@ -227,12 +239,17 @@ def train_bandit(
     if as_json:
         print_json(dataclasses.asdict(trained))
         return
+    if trained.train_steps == trained.train_steps_before:
+        print(_nothing_left(trained.policy, trained.train_steps))
+        return
     loss = "" if math.isnan(trained.loss) else f", loss of the last {trained.loss:.6g}"
     print(f"{trained.policy}: {agent} after {trained.train_steps:,} train steps{loss}")
 
 
 def evaluate(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="Saved policy, or folder of a training; or uniform.")],
+    policy: Annotated[
+        str, typer.Argument(metavar="POLICY", help="Saved policy, or folder of a training; or random (or uniform).")
+    ],
     env: Annotated[str | None, typer.Option(metavar="NAME", help="Play in this environment.")] = None,
     log: Annotated[str | None, typer.Option(metavar="STORE", help="Judge from this log of a bandit.")] = None,
     episodes: Annotated[int | None, typer.Option(help="With --env: episodes to play.", show_default="20")] = None,
@@ -261,8 +278,8 @@ def evaluate(
 
     --env plays whole episodes and tells their mean return. --log estimates what a bandit policy's decisions would have
     earned, with intervals, from the decisions of another one; don't judge a policy by rows that it has learnt from.
-    In place of a saved policy, uniform is one that chooses at random, and column:policy_info/NAME one whose
-    probabilities or arm the log has in that leaf.
+    In place of a saved policy, random, or uniform, is one that chooses all actions alike, and column:policy_info/NAME
+    one whose probabilities or arm the log has in that leaf.
 
     Example: diskbuf evaluate runs/dqn --env CartPole-v1 --episodes 20
 
@@ -371,7 +388,7 @@ def demo(
     seed: Seed = 0,
     as_json: Json = False,
 ) -> int:
-    """Show the whole way in half a minute: collect, get killed, go on, train offline, evaluate.
+    """Show the whole way in under a minute: collect, get killed, go on, train offline, evaluate.
 
     It runs the other verbs, shows them as they would be typed, and ends with code 1 when the trained policy earns less
     than 3 times what a random one does.
@@ -397,6 +414,36 @@ def demo(
     for fault in report.faults:
         print(f"diskbuf: {fault}", file=sys.stderr)
     return 1 if report.faults else 0
+
+
+@contextlib.contextmanager
+def _in_options(buffer: "UniformReplayBuffer", store: str) -> Iterator[None]:
+    """Says what the package refuses with the options' names, and with the store's path as it was typed."""
+    try:
+        yield
+    except OptionError as error:
+        said = str(error).replace(str(buffer.path), store)
+        for name, option in (
+            ("another root_dir", "another -o"),
+            ("num_iterations", "--steps"),
+            ("num_steps", "--steps"),
+            ("num_eval_episodes", "--episodes"),
+            ("sample_batch_size", "--batch-size"),
+            ("fc_layer_params", "--fc-layers"),
+        ):
+            said = said.replace(name, option)
+        raise OptionError(said) from error
+
+
+def _nothing_left(policy: Path, train_steps: int) -> str:
+    return f"{policy}: nothing left to do, it has had {train_steps:,} train steps"
+
+
+def _spread(numbers: list[int], most: int) -> list[int]:
+    """The first, the last and some between, evenly."""
+    if len(numbers) <= most:
+        return numbers
+    return [numbers[round(place * (len(numbers) - 1) / (most - 1))] for place in range(most)]
 
 
 def _rounded(value: float | None, unit: float = 1.0) -> float | None:
