@@ -22,6 +22,9 @@ from diskbuf import ArraySpec, StoreOptions, UniformReplayBuffer
 from diskbuf.exchange.exporting import export_store
 from diskbuf.exchange.importing import import_store
 from diskbuf.exchange.mapping import ColumnMap
+from diskbuf.exchange.minari_datasets import MinariFormat
+from diskbuf.exchange.parquet import ParquetFormat
+from diskbuf.exchange.targets import target_of
 
 ENDINGS = (".parquet", ".arrow", ".csv", ".npz", ".h5")
 OPTIONS: dict[str, dict[str, Any]] = {".csv": {"flatten": True}}
@@ -319,3 +322,23 @@ def test_a_bucket_shows_an_export_only_when_it_is_whole(bucket: CloudServer, tmp
     with diskbuf.open(tmp_path / "a.zarr") as copy:
         assert_rows(copy.gather_all(), np.arange(30)[None], np.arange(2)[:, None])
     system.rm(path)
+
+
+def test_folders_that_are_a_part_of_a_name_are_made_and_go_again_on_failure(tmp_path: Path) -> None:
+    kind = MinariFormat()
+    place = tmp_path / "a" / "b" / "c-v0"
+    with pytest.raises(RuntimeError), target_of(place, kind, force=False, storage_options=None):
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+    with target_of(place, kind, force=False, storage_options=None) as target:
+        (target.local_path() / "file").write_text("x")
+    assert (place / "file").read_text() == "x"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "b.parquet"
+    with (
+        pytest.raises(FileNotFoundError, match=r"folder .*a must exist to hold b\.parquet\. Make it first"),
+        target_of(place, ParquetFormat(), force=False, storage_options=None),
+    ):
+        pass
