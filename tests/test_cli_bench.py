@@ -59,6 +59,8 @@ def test_every_figure_stands_beside_its_peer_and_nothing_stays(
             assert figure["rounds"] >= 3
             assert figure["ratio"] > 0
             assert figure["bytes_per_second"] == pytest.approx(figure["steps_per_second"] * row_bytes)
+        for figure, steps in zip(measured["figures"], (measured["lanes"],) * 2 + (512,), strict=False):
+            assert figure["seconds_per_call"] == pytest.approx(steps / figure["steps_per_second"])
         returned, synced = measured["figures"][:2]
         assert synced["bytes_per_second"] < returned["bytes_per_second"]
 
@@ -99,7 +101,8 @@ def test_where_pages_stay_in_memory_no_read_is_called_cold(
     assert cli.main(["bench", "--path", str(tmp_path), "--seconds=0.4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("Note: pages stay in memory")
-    assert lines[3].split()[:2] == ["steps/s", "MB/s"]
+    assert lines[3].split()[:3] == ["steps/s", "µs/call", "MB/s"]
+    assert "Small steps are bound by calls and not by bytes" in " ".join(lines)
     assert re.fullmatch(r"sample \d+ x 2 from the disk +pread of as much, at random, one by one", lines[8])
 
 

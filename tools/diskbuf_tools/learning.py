@@ -39,6 +39,11 @@ NextId = Annotated[int | None, typer.Option(help="Step id before which to stop; 
 
 _RANDOM = ("random", "uniform")
 _COLUMN = "column:"
+_BENCH_LEGEND = """
+A call is one add_batch of all lanes, one batch of sequences, or one piece of a pass. The ratio is of MB/s to that of
+what stands beside it, the bare machine: memcpy copies as many bytes in memory, plain writes go to files of 16 MiB,
+without and with fsync, and plain reads and preads come from these. Small steps are bound by calls and not by bytes, so
+that their ratios to memcpy and writes are low on every disk; look at steps/s and µs/call there."""
 
 
 def collect(
@@ -366,6 +371,7 @@ def bench(
             {
                 "": figure.what,
                 "steps/s": _rounded(figure.steps_per_second),
+                "µs/call": _rounded(figure.seconds_per_call, 1e-6),
                 "MB/s": _rounded(figure.bytes_per_second, 1e6),
                 "ratio": None if figure.ratio is None else f"{figure.ratio:.2f}",
                 "of MB/s": _rounded(figure.peer_bytes_per_second, 1e6),
@@ -374,6 +380,7 @@ def bench(
             for figure in measured.figures
         ]
         print_rows(rows, list(rows[0]), form="table")
+    print(_BENCH_LEGEND)
     for note in report.notes:
         print(f"Note: {note}")
 

@@ -79,6 +79,7 @@ class Figure:
     Attributes:
         what: For people.
         steps_per_second: Steps of all lanes.
+        seconds_per_call: Of one add_batch, get_next or element of a pass.
         bytes_per_second: Of these steps.
         peer: What it is held against.
         peer_bytes_per_second: How fast that is.
@@ -88,6 +89,7 @@ class Figure:
 
     what: str
     steps_per_second: float | None
+    seconds_per_call: float | None
     bytes_per_second: float | None
     peer: str
     peer_bytes_per_second: float | None
@@ -296,7 +298,9 @@ class _Bench:
             ("append, until it is on the disk", "plain writes and fsync"),
         )
         return [
-            self._figure(what, [(size, s[at]) for s in ours], peer, [(size, s[at]) for s in peers])
+            self._figure(
+                what, [(size, s[at]) for s in ours], peer, [(size, s[at]) for s in peers], call_bytes=self._step_bytes
+            )
             for at, (what, peer) in enumerate(names)
         ]
 
@@ -382,6 +386,7 @@ class _Bench:
             [(size, s) for s in ours],
             "memcpy of as much",
             [(size, s) for s in peers],
+            call_bytes=size,
         )
 
     def _pass_request(self, buffer: diskbuf.UniformReplayBuffer) -> tuple[int, int]:
@@ -399,7 +404,11 @@ class _Bench:
 
         ours, peers = self._turns(budget, go_through, lambda: _seconds(self._copy_of(size)))
         return self._figure(
-            "deterministic pass from memory", [(size, s) for s in ours], "memcpy", [(size, s) for s in peers]
+            "deterministic pass from memory",
+            [(size, s) for s in ours],
+            "memcpy",
+            [(size, s) for s in peers],
+            call_bytes=size,
         )
 
     def _read_pass(self, buffer: diskbuf.UniformReplayBuffer, seconds: float) -> tuple[float, int]:
@@ -440,6 +449,7 @@ class _Bench:
             # So few that the batches of a turn hardly meet.
             store_bytes = buffer.num_frames() * self._workload.row_bytes
             sequences = max(1, min(sequences, store_bytes // (piece * _APART)))
+            pass_bytes = self._step_bytes * self._pass_request(buffer)[1]
         size = sequences * piece
         budget = 0.35 * self._seconds / 2
         names = (
@@ -450,7 +460,7 @@ class _Bench:
             self._notes.append(
                 "pages stay in memory when they are given back, as on tmpfs, so reads from the disk weren't measured."
             )
-            return [self._figure(what, [], peer, []) for what, peer in names]
+            return [self._figure(what, [], peer, [], call_bytes=0) for what, peer in names]
 
         def sample() -> float:
             self._evict()
@@ -488,8 +498,10 @@ class _Bench:
             passes[0].append(go_through())
             passes[1].append(read_plain())
         return [
-            self._figure(names[0][0], [(size, s) for s in ours], names[0][1], [(size, s) for s in peers]),
-            self._figure(names[1][0], passes[0], names[1][1], passes[1]),
+            self._figure(
+                names[0][0], [(size, s) for s in ours], names[0][1], [(size, s) for s in peers], call_bytes=size
+            ),
+            self._figure(names[1][0], passes[0], names[1][1], passes[1], call_bytes=pass_bytes),
         ]
 
     def _evict(self) -> bool:
@@ -509,15 +521,22 @@ class _Bench:
         return total > 0 and resident <= _RESIDENT * total
 
     def _figure(
-        self, what: str, ours: Sequence[tuple[int, float]], peer: str, peers: Sequence[tuple[int, float]]
+        self,
+        what: str,
+        ours: Sequence[tuple[int, float]],
+        peer: str,
+        peers: Sequence[tuple[int, float]],
+        *,
+        call_bytes: int,
     ) -> Figure:
-        """The medians of turns of (bytes, seconds)."""
+        """The medians of turns of (bytes, seconds); a call of ours moves so many bytes."""
         mine, theirs = ([size / seconds for size, seconds in turns] for turns in (ours, peers))
         ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
         rate = statistics.median(mine) if mine else None
         return Figure(
             what=what,
             steps_per_second=None if rate is None else rate / self._workload.row_bytes,
+            seconds_per_call=None if rate is None else call_bytes / rate,
             bytes_per_second=rate,
             peer=peer,
             peer_bytes_per_second=statistics.median(theirs) if theirs else None,
