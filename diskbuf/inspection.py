@@ -528,7 +528,7 @@ def oldest_steps(
         lane: The only lane to read; None for all.
 
     Raises:
-        OptionError: When count isn't positive, or there is no such leaf.
+        OptionError: When count is negative, or there is no such leaf.
         WindowError: When there is no such lane.
         StoreCorruptError: When a chunk file is missing, short or has rotten.
         ClosedError: After the buffer's `close`.
@@ -564,7 +564,7 @@ def step_at(buffer: "UniformReplayBuffer", columns: Sequence[str], *, step_id: i
         StoreCorruptError: When a chunk file is missing, short or has rotten.
         ClosedError: After the buffer's `close`.
     """
-    _check_lane(buffer, lane)
+    check_lane(buffer, lane)
     first_id, next_id = buffer.first_id, buffer.next_id
     if first_id <= step_id < next_id:
         steps = _read(buffer, columns, step_id, step_id + 1, lane)
@@ -592,17 +592,19 @@ def sampled_steps(
         seed: Makes the draw repeatable; None draws one.
 
     Raises:
-        EmptyBufferError: When the window is empty.
+        EmptyBufferError: When the window is empty and count isn't 0.
         WindowError: When no run has num_steps steps in the window, or what was drawn was evicted before it was read.
         OptionError: When an argument is outside its rule.
         StoreCorruptError: When a chunk file is missing, short or has rotten.
         ClosedError: After the buffer's `close`.
     """
-    if count < 1:
-        raise OptionError(f"the number of steps must be at least 1, got {count}.")
+    _check_count(count)
     if num_steps is not None and num_steps < 1:
         raise OptionError(f"num_steps must be at least 1, got {num_steps}.")
     store, lanes, length = buffer._opened(), buffer.batch_size, num_steps or 1
+    if not count:
+        none = _read(buffer, columns, 0, 0, None)
+        return none if num_steps is None else none._replace(sequences=np.empty(0, np.int64))
     first_id, next_id = store.window()
     starts = plan.sequence_starts(first_id, next_id, lanes=lanes, num_steps=length, runs=store.runs)
     if first_id == next_id:
@@ -630,15 +632,28 @@ def sampled_steps(
 
 def _ids_of(buffer: "UniformReplayBuffer", count: int, lane: int | None) -> int:
     """How many ids have so many steps."""
-    if count < 1:
-        raise OptionError(f"the number of steps must be at least 1, got {count}.")
+    _check_count(count)
     if lane is None:
         return -(-count // buffer.batch_size)
-    _check_lane(buffer, lane)
+    check_lane(buffer, lane)
     return count
 
 
-def _check_lane(buffer: "UniformReplayBuffer", lane: int) -> None:
+def _check_count(count: int) -> None:
+    if count < 0:
+        raise OptionError(f"the number of steps must be at least 0, got {count}.")
+
+
+def check_lane(buffer: "UniformReplayBuffer", lane: int) -> None:
+    """Refuses a lane that a buffer doesn't have.
+
+    Args:
+        buffer: A buffer.
+        lane: Number of the lane.
+
+    Raises:
+        WindowError: When there is no such lane.
+    """
     if not 0 <= lane < buffer.batch_size:
         raise WindowError(f"lane must be from 0 to {buffer.batch_size - 1}, got {lane}.")
 
@@ -673,6 +688,17 @@ def _part(steps: Steps, part: slice) -> Steps:
 
 
 # ---- its episodes
+
+
+def numbered_episodes(table: "pa.Table") -> "pa.Table":
+    """Puts a column `episode` before a table of episodes: the number of each row, as exports and splits count them.
+
+    Args:
+        table: What `diskbuf.episodes` returned, all of it and in its order.
+    """
+    import pyarrow as pa
+
+    return table.add_column(0, "episode", pa.array(np.arange(len(table), dtype=np.int64)))
 
 
 def chosen_episodes(
@@ -743,14 +769,16 @@ class EpisodeSummary:
     Attributes:
         count: Episodes.
         whole: How many of them have their first step in the window.
-        steps: Their steps.
+        complete: How many of these have ended too, and neither go on nor were broken off.
+        steps: Of all episodes.
         ends: How many ended in which way, by the names of `diskbuf.episodes`; "unknown" where nothing tells.
-        length: Of their lengths.
-        returns: Of their returns; None without a reward.
+        length: Of the lengths of those that are complete: of others nobody knows how long they are.
+        returns: Likewise of their returns; None without a reward.
     """
 
     count: int
     whole: int
+    complete: int
     steps: int
     ends: dict[str, int]
     length: Spread
@@ -763,18 +791,22 @@ def summarize_episodes(table: "pa.Table") -> EpisodeSummary:
     Args:
         table: What `diskbuf.episodes` or `chosen_episodes` returned.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
+    goes_on = pc.fill_null(pc.is_in(table["end"], value_set=pa.array(["open", "broken"])), False)
+    complete = table.filter(pc.and_not(table["is_whole"], goes_on))
     has_return = table["return"].null_count < len(table) or not len(table)
     counts = {entry["values"] or "unknown": entry["counts"] for entry in pc.value_counts(table["end"]).to_pylist()}
     order = ("terminated", "truncated", "open", "broken", "unknown")
     return EpisodeSummary(
         count=len(table),
         whole=pc.sum(table["is_whole"]).as_py() or 0,
+        complete=len(complete),
         steps=pc.sum(table["length"]).as_py() or 0,
         ends={end: counts[end] for end in order if end in counts},
-        length=_spread(table["length"]),
-        returns=_spread(table["return"]) if has_return else None,
+        length=_spread(complete["length"]),
+        returns=_spread(complete["return"]) if has_return else None,
     )
 
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import OptionError, WindowError
+from diskbuf.episode_ends import TrajectoryRule, end_rule
+from diskbuf.errors import OptionError, SpecError, WindowError
 from diskbuf.scanning import Block, scan
 from diskbuf.store import files
 from diskbuf.store.layout import STATE_FOLDER, ColumnLayout
@@ -44,6 +45,8 @@ _BLAS_ROW = 4096
 _WORKERS = 2
 _TRIES = 3
 _FORMAT = 1
+_MEANINGLESS = ("action", "policy_info", "reward", "discount", "next_step_type")
+"""What a boundary of a trajectory holds no values of."""
 
 Progress = Callable[[int, int], object]
 _Kind = Literal["counts", "int", "float"]
@@ -190,6 +193,38 @@ def column_statistics(
     raise WindowError(
         "the window must stay while exact quantiles are found in it, but a writer evicts its steps. Leave exact out."
     )
+
+
+def count_boundaries(
+    buffer: "UniformReplayBuffer", columns: Sequence[str] | None = None, *, first_id: int, next_id: int
+) -> int | None:
+    """Counts steps between episodes that only hold a final observation: statistics of rewards have theirs too.
+
+    Args:
+        buffer: A buffer, open for reading or writing, of which only the step types are read.
+        columns: The leaves that it matters for; None for all.
+        first_id: Where to begin.
+        next_id: Where to stop, exclusive.
+
+    Returns:
+        How many, all lanes together; None where the step types don't tell, or these leaves mean something there too.
+
+    Raises:
+        StoreCorruptError: When a chunk file is missing, short or has rotten.
+        ClosedError: After the buffer's `close`.
+    """
+    layouts = [column.layout for column in buffer._opened().columns]
+    try:
+        rule = end_rule(layouts)
+    except SpecError:
+        return None
+    chosen = [layout.path for layout in layouts] if columns is None else columns
+    inside = [path.removeprefix(rule.folder) for path in chosen if path.startswith(rule.folder)]
+    if not isinstance(rule, TrajectoryRule) or not any(path.split("/")[0] in _MEANINGLESS for path in inside):
+        return None
+    paths = [layouts[number].path for number in rule.columns]
+    blocks = scan(buffer, paths, first_id=first_id, next_id=next_id)
+    return sum(int(rule.is_boundary([block.columns[path] for path in paths]).sum()) for block in blocks)
 
 
 class _Gathering:

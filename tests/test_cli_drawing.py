@@ -597,6 +597,39 @@ def test_frames_of_chosen_episodes_are_shown(store: Path, tmp_path: Path, capsys
     assert re.findall(r"<h3>(\w+) episode", page) == ["Best", "Median", "Worst"]
 
 
+def test_what_a_report_leaves_out_is_a_note_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "numbers.zarr"
+    rows = rows_of([4, 9, 5], ())
+    with UniformReplayBuffer(spec_of(ArraySpec([], "float32")), path=path) as buffer:
+        buffer.extend(rows._replace(observation=np.zeros(rows.reward.shape, "float32")))
+    assert run(capsys, "report", path, "-o", tmp_path / "a.html")[0] == 0
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert page.index("Left out") > page.rindex("<figure>")
+    # There are no frames to put below headings, but the episodes are told.
+    assert "<h3>Best episode" not in page
+    assert page.count("<dt>Best</dt>") == 1
+
+
+@pytest.mark.parametrize("count", [6, 9, 30])
+def test_the_legend_of_a_course_hides_no_dot(count: int) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    course = gathered.Course(0, count)
+    course.add(np.arange(count), np.where(np.arange(count) % 2, 0.0, 100.0))  # in every corner, and between
+    figure = Figure(figsize=(4.0, 2.5), layout="constrained")
+    axes = figure.subplots()
+    figures._draw_course(axes, figures.LIGHT, course, "return")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    legend = axes.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent(canvas.get_renderer())
+    dots = axes.transData.transform(np.stack(axes.lines[0].get_data(), -1))
+    assert len(dots) == count
+    assert not any(box.padded(4).contains(*dot) for dot in dots)
+
+
 def test_an_empty_store_gives_a_page_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = spec_of({"camera": ArraySpec([HEIGHT, WIDTH], "uint8")})
     with UniformReplayBuffer(spec, path=tmp_path / "empty.zarr"):

@@ -1,14 +1,20 @@
 """The verbs that look at a store, as a user runs them."""
 
+import contextlib
 import csv
+import fcntl
 import io
 import json
 import math
 import os
+import pty
+import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +191,10 @@ def test_ls_lists_chunks_and_other_files(run: Run, store: Path) -> None:
     assert [(file["first_id"], file["next_id"], file["raw_bytes"]) for file in rewards] == [(0, 40, 40 * LANES * 4)]
     assert {"zarr.json", ".diskbuf/live"} <= {file["name"] for file in files if file["state"] is None}
     assert len(run.json("ls", "-n", 2, store)) == 2
-    assert [row["name"] for row in run.csv("ls", store)] == [file["name"] for file in files]
+    lines = run.csv("ls", store)
+    assert [row["name"] for row in lines] == [file["name"] for file in files]
+    assert next(iter(lines[0])) == "leaf"
+    assert [row["leaf"] for row in lines] == [" ".join(file["leaves"]) for file in files]
     assert "[0, 40)" in run("ls", store)
 
 
@@ -231,6 +240,78 @@ def test_a_row_of_a_table_is_one_line_with_arrays_summed_up(run: Run, pictures: 
     assert run.json("head", "-n", 1, "-c", "id", pictures) == [{"id": 0, "lane": 0, "_id": "NaN"}]
 
 
+def on_a_terminal(*words: object, columns: int = 80) -> list[str]:
+    """The lines that the installed command shows on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"TERM": "xterm", "LC_ALL": "C.UTF-8"}  # a dumb one always has 80
+    shown = b""
+    command = [SCRIPT, *map(str, words)]
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while part := os.read(ours, 2**16):
+                shown += part
+        os.close(ours)
+    assert process.returncode == 0
+    return [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", shown.decode()).splitlines()]
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """A store whose rows don't fit into 80 columns."""
+    leaves = {f"measurement_{k}": diskbuf.ArraySpec([], "float64") for k in range(8)}
+    spec = {"angles": diskbuf.ArraySpec([4], "float32"), **leaves}
+    path = tmp_path / "wide.zarr"
+    with diskbuf.UniformReplayBuffer(spec, LANES, path=path) as buffer:
+        rows = {name: np.arange(20.0).reshape(LANES, 10) * 12345.678 for name in leaves}
+        buffer.extend({"angles": np.full((LANES, 10, 4), -0.123456, "float32"), **rows})
+    return path
+
+
+@pytest.mark.parametrize("words", [["head"], ["tail"], ["sample", "--seed", 1], ["sample", "--num-steps", 2]], ids=str)
+def test_steps_are_readable_on_a_narrow_terminal(words: list[Any], wide: Path) -> None:
+    head, *rows, last = on_a_terminal(*words, "-n", 3, wide)
+    names = head.split()
+    own = ["sequence", "id", "lane"] if "--num-steps" in words else ["id", "lane"]
+    assert names[: len(own) + 2] == [*own, "angles", "measurement_0"]
+    assert len(rows) == 3 * (2 if "--num-steps" in words else 1)
+    for row in rows:
+        assert len(row) <= 80
+        assert row.split()[: len(own)] == [entry for entry in row.split()[: len(own)] if entry.isdecimal()]
+        assert "[-0.123456" in row
+        assert "…" not in row.rpartition("  ")[2]  # numbers keep their digits
+    left_out = [f"measurement_{k}" for k in range(8) if f"measurement_{k}" not in names]
+    assert left_out
+    assert last == f"not shown: {', '.join(left_out)}; -c chooses, --json has all"
+
+
+def test_text_gives_way_before_columns_do(wide: Path) -> None:
+    words = ("head", "-n", 1, "-c", "angles", "-c", "measurement_[0-2]", wide)
+    head, row = on_a_terminal(*words)
+    assert head.split() == ["id", "lane", "angles", "measurement_0", "measurement_1", "measurement_2"]
+    assert "[-0.123456 -0.123456 -0.…" in row
+    head, row = on_a_terminal(*words, columns=200)
+    assert "…" not in row
+
+
+def test_stats_are_readable_on_a_narrow_terminal(wide: Path) -> None:
+    _, head, *rows, last = on_a_terminal("stats", wide)
+    assert head.split()[:6] == ["column", "count", "min", "max", "mean", "std"]
+    assert [row.split()[0] for row in rows[:9]] == ["angles", *(f"measurement_{k}" for k in range(8))]
+    assert all(len(row.split()) == len(head.split()) for row in rows[:9])
+    assert max(map(len, [head, *rows[:9]])) <= 80
+    assert any(line.startswith("not shown: ") and "histogram" in line for line in [*rows, last])
+
+
+@pytest.mark.parametrize("verb", ["episodes", "ls"])
+def test_other_tables_keep_numbers_whole_on_a_narrow_terminal(verb: str, store: Path) -> None:
+    lines = on_a_terminal(verb, store)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split()[0] == {"episodes": "episode", "ls": "leaf"}[verb]
+
+
 def test_a_spec_of_one_leaf_has_a_name_too(run: Run, tmp_path: Path) -> None:
     with diskbuf.UniformReplayBuffer(diskbuf.ArraySpec([], "int8"), path=tmp_path / "s") as buffer:
         buffer.add_batch(np.ones(1, "int8"))
@@ -254,13 +335,35 @@ def test_ids_outside_of_the_window_are_one_line(run: Run, store: Path) -> None:
     for step_id in (9, 40):
         assert "must be in the window [10, 40)" in run.refused("show", "--id", step_id, store, code=1)
     assert run("show", "--id", 9, "--history", store)
-    assert "lane must be from 0 to 1, got 2" in run.refused("head", "--lane", 2, store, code=1)
-    assert "at least 1" in run.refused("tail", "-n", 0, store, code=2)
+    for words in (["head"], ["tail"], ["show", "--id", 12], ["episodes"], ["episodes", "--summary"]):
+        assert "lane must be from 0 to 1, got 2" in run.refused(*words, "--lane", 2, store, code=1)
+
+
+@pytest.mark.parametrize("verb", ["ls", "head", "tail", "sample", "episodes"])
+def test_a_count_of_0_gives_an_empty_table_everywhere(verb: str, run: Run, store: Path) -> None:
+    assert run.json(verb, "-n", 0, store) == []
+    assert run.csv(verb, "-n", 0, store) == []
+    assert run(verb, "-n", 0, store)
+    assert "greater than or equal to 0" in run.refused(verb, "-n", -1, store, code=2)
 
 
 def test_an_unknown_column_is_one_line_with_the_nearest(run: Run, store: Path) -> None:
     for words in (["head"], ["tail"], ["show", "--id", "12"], ["sample"], ["stats"]):
-        assert "Nearest: 'reward'" in run.refused(*words, "-c", "rewards", store, code=2)
+        assert "Nearest: 'reward'." in run.refused(*words, "-c", "rewards", store, code=2)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("obs", "Nearest: 'observation/position'."),
+        ("step", "Nearest: 'step_type', 'next_step_type'."),
+        ("Positio", "Nearest: 'observation/position'."),
+        ("postiion", "Nearest: 'observation/position'."),
+        ("zzz", "There are 'step_type', 'observation/position', 'action' and 3 more."),
+    ],
+)
+def test_names_that_hold_the_word_are_nearest(word: str, told: str, run: Run, store: Path) -> None:
+    assert told in run.refused("head", "-c", word, store, code=2)
 
 
 def test_a_sample_is_repeatable_and_says_where_it_is_from(run: Run, store: Path) -> None:
@@ -281,14 +384,14 @@ def test_both_json_and_csv_are_too_much(run: Run, store: Path) -> None:
 
 def test_stats_say_what_columns_are_like(run: Run, store: Path) -> None:
     found = run.json("stats", store)
-    columns = {column["path"]: column for column in found["columns"]}
+    columns = {column["column"]: column for column in found["columns"]}
     assert (found["first_id"], found["next_id"], found["is_saved"]) == (10, 40, False)
     assert columns["action"]["distinct"] == [[0, 20], [1, 20], [2, 20]]
-    assert columns["observation/position"]["maximum"] == 1039.5
-    assert columns["reward"]["quantiles"]["0.5"] == 5.0
+    assert columns["observation/position"]["max"] == 1039.5
+    assert columns["reward"]["quantiles"]["q50"] == 5.0
     assert run.json("stats", "--history", store)["first_id"] == 0
     (row,) = run.csv("stats", "-c", "action", store)
-    assert (row["path"], row["mean"], row["q50"], row["distinct_count"]) == ("action", "1.0", "1", "3")
+    assert (row["column"], row["mean"], row["q05"], row["distinct"]) == ("action", "1.0", "0", "3")
     lines = run("stats", "-c", "action", store).splitlines()
     assert lines[0] == "ids [10, 40), 2 lanes"
     assert lines[2].endswith("███")
@@ -296,8 +399,17 @@ def test_stats_say_what_columns_are_like(run: Run, store: Path) -> None:
 
 
 def test_stats_show_nan_only_where_there_are_any(run: Run, store: Path, pictures: Path) -> None:
-    assert "NaN" in run("stats", pictures)
-    assert "NaN" not in run("stats", store)
+    assert " nan " in run("stats", pictures).splitlines()[1]
+    assert " nan " not in run("stats", store).splitlines()[1]
+
+
+def test_stats_say_how_many_steps_are_boundaries(run: Run, store: Path, pictures: Path) -> None:
+    # 30 ids of each lane, a fifth of them boundaries.
+    assert run.json("stats", store)["boundaries"] == 12
+    assert "12 of the 60 steps are boundaries" in run("stats", "-c", "reward", store)
+    for words in (["-c", "observation", store], [pictures]):
+        assert run.json("stats", *words)["boundaries"] is None
+        assert "boundar" not in run("stats", *words)
 
 
 def test_saved_stats_are_used_until_the_window_moves(run: Run, store: Path) -> None:
@@ -323,6 +435,7 @@ def test_episodes_are_listed_sorted_and_chosen(run: Run, store: Path) -> None:
     rows = run.json("episodes", store)
     assert len(rows) == 12
     assert rows[0] == {
+        "episode": 0,
         "lane": 0,
         "first_id": 10,
         "last_id": 13,
@@ -335,6 +448,10 @@ def test_episodes_are_listed_sorted_and_chosen(run: Run, store: Path) -> None:
     assert [row["return"] for row in best] == [32.0, 32.0]
     kept = run.json("episodes", "--lane", 1, "--min-return", 20, "--max-return", 28, "--end", "terminated", store)
     assert [row["return"] for row in kept] == [20.0, 24.0, 28.0]
+    assert all(row == rows[row["episode"]] for row in best + kept)
+    assert "no episodes" not in run("episodes", store)
+    assert run("episodes", "--min-length", 5, store).splitlines()[1:] == ["no episodes"]
+    assert run("episodes", "--min-length", 5, "--csv", store).count("\n") == 1
     assert run.json("episodes", "--min-length", 5, store) == []
     assert len(run.json("episodes", "--whole", "--history", store)) == 16
     assert [row["return"] for row in run.csv("episodes", "-n", 1, store)] == ["12.0"]
@@ -354,13 +471,30 @@ def test_episodes_are_summed_up(run: Run, store: Path) -> None:
     assert (found["count"], found["steps"], found["ends"]) == (12, 48, {"terminated": 12})
     assert (found["returns"]["minimum"], found["returns"]["maximum"]) == (12.0, 32.0)
     assert "mean 22" in run("episodes", "--summary", store)
+    (row,) = run.csv("episodes", "--summary", store)
+    assert (row["count"], row["complete"], row["terminated"], row["open"]) == ("12", "12", "12", "0")
+    assert (row["return_mean"], row["return_min"], row["length_max"]) == ("22.0", "12.0", "4")
+
+
+def test_episodes_that_are_not_complete_are_counted_but_not_averaged(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "open.zarr"
+    with diskbuf.UniformReplayBuffer(SPEC, LANES, path=path) as buffer:
+        buffer.extend(trajectory(12))  # two episodes of returns 4 and 8, and two steps of a third
+    found = run.json("episodes", "--summary", path)
+    assert (found["count"], found["complete"], found["ends"]) == (6, 4, {"terminated": 4, "open": 2})
+    assert (found["returns"]["mean"], found["length"]["minimum"]) == (6.0, 4)
+    shown = run("episodes", "--summary", path)
+    assert "of the 4 that are whole and have ended" in shown
+    assert "open 2" in shown
+    assert "no episode is whole and has ended" in run("episodes", "--summary", "--end", "open", path)
 
 
 def test_episodes_of_a_store_without_step_types_go_by_a_named_leaf(run: Run, tmp_path: Path) -> None:
     spec = {"gain": diskbuf.ArraySpec([], "float32"), "over": diskbuf.ArraySpec([], "bool")}
     with diskbuf.UniformReplayBuffer(spec, path=tmp_path / "s") as buffer:
         buffer.extend({"gain": np.ones((1, 5), "float32"), "over": np.array([[0, 1, 0, 0, 1]], "bool")})
-    assert "ends='over'" in run.refused("episodes", tmp_path / "s", code=1)
+    assert "--ends over may" in run.refused("episodes", tmp_path / "s", code=1)
+    assert "--ends must be a bool" in run.refused("episodes", "--ends", "gain", tmp_path / "s", code=2)
     rows = run.json("episodes", "--ends", "over", "--reward", "gain", tmp_path / "s")
     assert [row["return"] for row in rows] == [2.0, 3.0]
 
@@ -373,7 +507,10 @@ def test_watch_prints_a_line_an_update_when_piped(run: Run, store: Path) -> None
     looks = [json.loads(line) for line in run("watch", "--count", 2, "--interval", 0.01, "--json", store).splitlines()]
     assert [look["next_id"] for look in looks] == [40, 40]
     assert looks[0]["new_returns"][-1] == 28.0
+    assert "latest returns" in lines[0]
     assert "no store yet" in run("watch", "--count", 1, "--wait", store.with_name("later.zarr"))
+    assert "--wait" in run.refused("watch", store.with_name("later.zarr"), code=1)
+    assert "JSON lines" in run("watch", "--help")
 
 
 def test_ctrl_c_ends_watch_with_code_0(store: Path) -> None:

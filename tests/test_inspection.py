@@ -223,11 +223,24 @@ def test_steps_outside_of_the_window_are_refused(tmp_path: Path) -> None:
             inspection.step_at(buffer, ["action"], step_id=25, lane=2)
         with pytest.raises(diskbuf.WindowError, match="num_steps must be at most 10"):
             inspection.sampled_steps(buffer, ["action"], count=1, num_steps=11, seed=0)
-        for count in (0, -1):
-            with pytest.raises(diskbuf.OptionError, match="at least 1"):
-                inspection.oldest_steps(buffer, ["action"], count=count)
-            with pytest.raises(diskbuf.OptionError, match="at least 1"):
-                inspection.sampled_steps(buffer, ["action"], count=count, num_steps=None, seed=0)
+        with pytest.raises(diskbuf.OptionError, match="at least 0, got -1"):
+            inspection.oldest_steps(buffer, ["action"], count=-1)
+        with pytest.raises(diskbuf.OptionError, match="at least 0, got -1"):
+            inspection.sampled_steps(buffer, ["action"], count=-1, num_steps=None, seed=0)
+
+
+def test_no_steps_at_all_may_be_asked_for(tmp_path: Path) -> None:
+    with diskbuf.open(make(tmp_path / "s", 30, max_length=10)) as buffer:
+        for found in (
+            inspection.oldest_steps(buffer, ["observation"], count=0),
+            inspection.newest_steps(buffer, ["observation"], count=0, lane=1),
+            inspection.sampled_steps(buffer, ["observation"], count=0, num_steps=None, seed=0),
+        ):
+            assert found.columns["observation"].shape == (0, 3)
+            assert (len(found.ids), found.sequences) == (0, None)
+        sequences = inspection.sampled_steps(buffer, ["action"], count=0, num_steps=4, seed=0).sequences
+        assert sequences is not None
+        assert len(sequences) == 0
 
 
 EPISODES = pa.table(
@@ -266,12 +279,25 @@ def test_an_end_that_there_is_not_is_refused() -> None:
 
 def test_episodes_are_summed_up() -> None:
     found = inspection.summarize_episodes(EPISODES)
-    assert (found.count, found.whole, found.steps) == (4, 3, 20)
+    assert (found.count, found.whole, found.complete, found.steps) == (4, 3, 2, 20)
     assert found.ends == {"terminated": 1, "truncated": 1, "open": 1, "unknown": 1}
-    assert found.length == inspection.Spread(mean=5.0, std=np.std([5, 9, 5, 1]), minimum=1, maximum=9)
-    assert found.returns is not None
-    assert found.returns.mean == pytest.approx(7 / 3)
-    assert found.returns.maximum == 4.0
+    # The first one lacks its beginning, and the last one goes on.
+    assert found.length == inspection.Spread(mean=7.0, std=np.std([9, 5]), minimum=5, maximum=9)
+    assert found.returns == inspection.Spread(mean=4.0, std=0.0, minimum=4.0, maximum=4.0)
+
+
+def test_episodes_that_go_on_or_were_broken_off_have_no_mean_return() -> None:
+    for end in ("open", "broken"):
+        table = EPISODES.set_column(5, "end", pa.array([end] * 4))
+        found = inspection.summarize_episodes(table)
+        assert (found.count, found.complete, found.ends) == (4, 0, {end: 4})
+        assert found.returns is not None
+        assert found.returns.minimum is None
+
+
+def test_episodes_keep_their_numbers_when_some_are_chosen() -> None:
+    table = inspection.numbered_episodes(EPISODES)
+    assert inspection.chosen_episodes(table, lane=1)["episode"].to_pylist() == [1, 3]
 
 
 def test_no_episodes_sum_up_to_nothing() -> None:

@@ -14,8 +14,10 @@ from diskbuf_tools.stores import chosen_paths, open_store, unknown
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from diskbuf import DiskbufError, SpecError, UniformReplayBuffer
     from diskbuf.inspection import EpisodeSummary
     from diskbuf.statistics import ColumnStatistics, Statistics
+    from diskbuf_tools.output import Form
 
 PANEL = "Look"
 
@@ -42,7 +44,7 @@ def stats(
 
     Example: diskbuf stats -c reward -c 'policy_info/*' cartpole.zarr
     """
-    from diskbuf.statistics import column_statistics, save_statistics, saved_statistics
+    from diskbuf.statistics import column_statistics, count_boundaries, save_statistics, saved_statistics
 
     wanted = form(as_json=as_json, as_csv=as_csv)
     with open_store(store, history=history, storage_option=storage_option) as buffer:
@@ -55,12 +57,15 @@ def stats(
                 )
             if save and not save_statistics(buffer, found, exact=exact, sample_size=sample_size, seed=seed):
                 print("diskbuf: not saved, because the window has moved since.", file=sys.stderr)
+        boundaries = None
+        if wanted != "csv":
+            boundaries = count_boundaries(buffer, columns, first_id=found.first_id, next_id=found.next_id)
     if wanted == "json":
-        print_json(_as_json(found))
+        print_json(_as_json(found) | {"boundaries": boundaries})
     elif wanted == "csv":
         _print_csv(found)
     else:
-        _print_table(found)
+        _print_table(found, boundaries)
 
 
 def episodes(
@@ -93,12 +98,17 @@ def episodes(
     Example: diskbuf episodes --sort return --reverse -n 5 cartpole.zarr
     """
     import diskbuf
-    from diskbuf.errors import OptionError
-    from diskbuf.inspection import chosen_episodes, summarize_episodes
+    from diskbuf.errors import OptionError, SpecError
+    from diskbuf.inspection import check_lane, chosen_episodes, numbered_episodes, summarize_episodes
 
     wanted = form(as_json=as_json, as_csv=as_csv)
     with open_store(store, history=history, storage_option=storage_option) as buffer:
-        table = diskbuf.episodes(buffer, ends=ends, reward=reward)
+        if lane is not None:
+            check_lane(buffer, lane)
+        try:
+            table = numbered_episodes(diskbuf.episodes(buffer, ends=ends, reward=reward))
+        except SpecError as error:
+            raise _in_options(error, buffer, ends, reward) from error
     if sort is not None and sort not in table.column_names:
         raise OptionError(unknown("--sort", sort, table.column_names))
     table = chosen_episodes(
@@ -111,67 +121,103 @@ def episodes(
         only_whole=whole,
     )
     if summary:
-        _print_summary(summarize_episodes(table), as_json=wanted == "json")
+        _print_summary(summarize_episodes(table), wanted)
         return
     if sort is not None or reverse:
         table = table.sort_by([(sort or "first_id", "descending" if reverse else "ascending")])
     _print_episodes(table, count, wanted)
 
 
+def _in_options(
+    error: "SpecError", buffer: "UniformReplayBuffer", ends: str | None, reward: str | None
+) -> "DiskbufError":
+    """What is wrong with the spec, or with the options that name leaves of it, in the words of the command line."""
+    from diskbuf.errors import OptionError, SpecError
+    from diskbuf_tools.gathered import roles_of
+
+    try:
+        roles = roles_of(buffer, ends=ends, reward=reward)
+    except OptionError as refusal:
+        return refusal
+    if roles.rule is not None:
+        return error
+    return SpecError(f"episodes must be told apart, but {roles.why_no_episodes}. Name a bool leaf with --ends.")
+
+
 # ---- how they are shown
+
+# What a column's numbers are called, in tables and for programs alike.
+_NAMES = {
+    "column": "path",
+    "dtype": "dtype",
+    "count": "count",
+    "nan": "nan_count",
+    "inf": "infinity_count",
+    "min": "minimum",
+    "max": "maximum",
+    "mean": "mean",
+    "std": "std",
+}
+
+
+def _quantiles(column: "ColumnStatistics") -> dict[str, float]:
+    return {f"q{round(100 * q):02}": value for q, value in column.quantiles or ()}
 
 
 def _as_json(found: "Statistics") -> dict[str, Any]:
     columns = []
     for column in found.columns:
-        facts = dataclasses.asdict(column)
-        facts["quantiles"] = None if column.quantiles is None else {str(q): value for q, value in column.quantiles}
-        columns.append(facts)
+        rest = dataclasses.asdict(column)
+        facts: dict[str, Any] = {name: rest.pop(attribute) for name, attribute in _NAMES.items()}
+        quantiles = None if rest.pop("quantiles") is None else _quantiles(column)
+        columns.append(facts | {"quantiles": quantiles} | rest)
     return dataclasses.asdict(found) | {"columns": columns}
 
 
-_SCALARS = ("path", "dtype", "count", "nan_count", "infinity_count", "minimum", "maximum", "mean", "std")
+def _table_row(column: "ColumnStatistics") -> dict[str, Any]:
+    return {name: getattr(column, attribute) for name, attribute in _NAMES.items()} | _quantiles(column)
+
+
+def _quantile_names() -> list[str]:
+    from diskbuf.statistics import QUANTILES
+
+    return [f"q{round(100 * q):02}" for q in QUANTILES]
 
 
 def _print_csv(found: "Statistics") -> None:
-    from diskbuf.statistics import QUANTILES
-
-    names = [*_SCALARS, *(f"q{100 * q:.0f}" for q in QUANTILES), "distinct_count", "is_exact"]
-    rows = []
-    for column in found.columns:
-        quantiles = {f"q{100 * q:.0f}": value for q, value in column.quantiles or ()}
-        rows.append({name: getattr(column, name, None) for name in names} | quantiles)
-    print_rows(rows, names, form="csv")
+    names = [*_NAMES, *_quantile_names(), "distinct", "is_exact"]
+    more = [{"distinct": column.distinct_count, "is_exact": column.is_exact} for column in found.columns]
+    print_rows([_table_row(column) | own for column, own in zip(found.columns, more, strict=True)], names, form="csv")
 
 
-def _print_table(found: "Statistics") -> None:
-    from diskbuf.statistics import QUANTILES
-
-    quantiles = [f"{100 * q:.0f} %" for q in QUANTILES]
+def _print_table(found: "Statistics", boundaries: int | None) -> None:
+    quantiles = _quantile_names()
     names = ["column", "count", "min", "max", "mean", "std", *quantiles, "distinct", "histogram"]
-    odd = [name for name in ("nan_count", "infinity_count") if any(getattr(column, name) for column in found.columns)]
-    titles = {"nan_count": "NaN", "infinity_count": "inf"}
-    names[2:2] = [titles[name] for name in odd]
     rows = []
     for column in found.columns:
-        row = {
+        more = {
             "column": column.path or "(array)",
-            "count": column.count,
-            "min": column.minimum,
-            "max": column.maximum,
-            "mean": column.mean,
-            "std": column.std,
             "distinct": column.distinct_count,
             "histogram": bars(column.bins or ()),
         }
-        row |= {titles[name]: getattr(column, name) for name in odd}
-        rows.append(row | {title: value for title, (_, value) in zip(quantiles, column.quantiles or (), strict=False)})
+        rows.append(_table_row(column) | more)
+    names[2:2] = [name for name in ("nan", "inf") if any(row[name] for row in rows)]
     saved = ", as saved" if found.is_saved else ""
-    print(f"ids [{found.first_id}, {found.next_id}), {found.lanes:,} lanes{saved}")
-    print_rows(rows, names, form="table")
+    print(f"ids [{found.first_id}, {found.next_id}), {found.lanes:,} lane{'s' if found.lanes != 1 else ''}{saved}")
+    # The outer quantiles go before the inner ones.
+    outward = sorted(quantiles, key=lambda name: (-abs(quantiles.index(name) - len(quantiles) // 2), name))
+    print_rows(
+        rows, names, form="table", first_to_go=("histogram", *outward, "std"), elsewhere="--json and --csv have all"
+    )
     for column in found.columns:
         if column.distinct is not None and len(column.distinct) > 1:
             print(f"{column.path or '(array)'}: {_distinct_text(column)}")
+    if boundaries:
+        rows_in_all = (found.next_id - found.first_id) * found.lanes
+        print(
+            f"{boundaries:,} of the {rows_in_all:,} steps are boundaries between episodes, which only hold a final "
+            "observation: their actions, rewards and discounts mean nothing, but are counted above"
+        )
     sampled = [column.path or "(array)" for column in found.columns if not column.is_exact]
     if sampled:
         of_what = "Quantiles and histogram, of frames mean and std too,"
@@ -194,27 +240,42 @@ def bars(counts: Sequence[int]) -> str:
     return "".join(_BLOCKS[-(-count * steps // most)] if most else _BLOCKS[0] for count in counts)
 
 
-def _print_summary(found: "EpisodeSummary", *, as_json: bool) -> None:
-    if as_json:
+def _print_summary(found: "EpisodeSummary", wanted: "Form") -> None:
+    if wanted == "json":
         print_json(dataclasses.asdict(found))
+        return
+    spreads = {"return": found.returns, "length": found.length}
+    if wanted == "csv":
+        row: dict[str, Any] = {name: getattr(found, name) for name in ("count", "whole", "complete", "steps")}
+        row |= {end: found.ends.get(end, 0) for end in ("terminated", "truncated", "open", "broken", "unknown")}
+        for name, spread in spreads.items():
+            for part in ("mean", "std", "minimum", "maximum"):
+                value = None if spread is None or spread.minimum is None else getattr(spread, part)
+                row[f"{name}_{part[:3] if part.endswith('imum') else part}"] = value
+        print_rows([row], list(row), form=wanted)
         return
     pairs = [
         ("episodes", f"{found.count:,}, {found.whole:,} of them whole, {found.steps:,} steps"),
         ("ends", ", ".join(f"{end} {count:,}" for end, count in found.ends.items())),
     ]
-    for name, spread in (("return", found.returns), ("length", found.length)):
+    for name, spread in spreads.items():
         if spread is not None and spread.minimum is not None:
             values = f"mean {text(spread.mean)}, std {text(spread.std)}, "
             pairs.append((name, values + f"from {text(spread.minimum)} to {text(spread.maximum)}"))
     print_facts(pairs)
+    if found.count:
+        whose = f"of the {found.complete:,} that are whole and have ended" if found.complete else ""
+        print(f"  return and length {whose or 'are not told: no episode is whole and has ended'}")
 
 
-def _print_episodes(table: "pa.Table", count: int | None, wanted: Any) -> None:
+def _print_episodes(table: "pa.Table", count: int | None, wanted: "Form") -> None:
     limit = _SHOWN_EPISODES if count is None and wanted == "table" else count
     shown = table if limit is None else table.slice(0, limit)
-    plain = {"lane": str, "first_id": str, "last_id": str}
-    print_rows(_rows(shown), shown.column_names, form=wanted, formats=plain)
-    if wanted == "table" and len(shown) < len(table):
+    plain = {"episode": str, "lane": str, "first_id": str, "last_id": str}
+    print_rows(_rows(shown), shown.column_names, form=wanted, formats=plain, elsewhere="--json has all")
+    if wanted == "table" and not len(table):
+        print("no episodes")
+    elif wanted == "table" and len(shown) < len(table):
         print(f"{len(shown):,} of {len(table):,} episodes; -n COUNT for more, --summary for all of them in a few lines")
 
 

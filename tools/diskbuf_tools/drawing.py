@@ -118,7 +118,7 @@ def video(
         str,
         typer.Argument(
             metavar="EPISODE",
-            help="LANE:ID, the episode that this step is of; an id alone with --lane; best, worst or last.",
+            help="LANE:ID, the episode that this step is of; an id alone with --lane; best, median, worst or last.",
         ),
     ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="A .gif or .mp4.")],

@@ -30,6 +30,8 @@ _SMOOTHED_BINS = 9
 _LARGEST = 1e300
 """What is larger lies beyond every histogram: widths of its bins would be infinite."""
 _DPI = 150
+_LEGEND_ROOM = 0.22
+"""Of the height of the marks, above them: a legend among a few dots would hide some wherever it is."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,10 @@ def _draw_course(axes: "Axes", theme: Theme, course: Course, unit: str) -> None:
         axes.plot(edges[there], mean, color=second, linewidth=1.8, label="running mean")
     axes.set_xlabel("id of the first step")
     axes.set_ylabel(unit)
-    _legend(axes)
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + _LEGEND_ROOM * (high - low))
+    _legend(axes, columns=2, loc="upper right")
     _count_x(axes)
 
 
@@ -335,14 +340,14 @@ def _say(axes: "Axes", theme: Theme, message: str) -> None:
     axes.set_yticks([])
 
 
-def _legend(axes: "Axes", *, columns: int = 1) -> None:
+def _legend(axes: "Axes", *, columns: int = 1, loc: Literal["best", "upper right"] = "best") -> None:
     if len(axes.get_legend_handles_labels()[0]) > 1:
         axes.legend(
             labelcolor=axes.xaxis.label.get_color(),
             frameon=False,
             fontsize=8,
             ncols=columns,
-            loc="best",
+            loc=loc,
             handlelength=1.2,
         )
 

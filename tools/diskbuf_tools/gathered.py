@@ -418,7 +418,7 @@ def chosen_episode(
         return found
     before, colon, after = words.rpartition(":")
     if not after.isdecimal() or (colon and not before.isdecimal()):
-        raise OptionError(f"EPISODE must be LANE:ID, an id with --lane, best, worst or last, got {words!r}.")
+        raise OptionError(f"EPISODE must be LANE:ID, an id with --lane, best, median, worst or last, got {words!r}.")
     if bool(colon) == (lane is not None):
         how = "not be given with LANE:ID" if colon else "say of which lane an id alone is"
         raise OptionError(f"--lane must {how}, got {words!r}. Write LANE:ID.")

@@ -20,7 +20,7 @@ PANEL = "Look"
 
 _METADATA_WIDTH = 200
 
-Count = Annotated[int, typer.Option("-n", metavar="COUNT", help="How many.")]
+Count = Annotated[int, typer.Option("-n", metavar="COUNT", min=0, help="How many.")]
 Limit = Annotated[
     int | None, typer.Option("-n", metavar="COUNT", min=0, help="At most so many.", show_default="all of them")
 ]
@@ -62,11 +62,15 @@ def ls(
     wanted = form(as_json=as_json, as_csv=as_csv)
     files = itertools.islice(store_files(store, storage_options=storage_options(storage_option)), count)
     if wanted != "table":
-        names = ("leaves", "chunk", "first_id", "next_id", "rows", "raw_bytes", "disk_bytes", "state", "name")
-        print_rows((vars(file) for file in files), names, form=wanted)
+        names = ("chunk", "first_id", "next_id", "rows", "raw_bytes", "disk_bytes", "state", "name")
+        if wanted == "csv":
+            lines = (vars(file) | {"leaf": " ".join(path or "(array)" for path in file.leaves)} for file in files)
+            print_rows(lines, ("leaf", *names), form=wanted)
+        else:
+            print_rows(map(vars, files), ("leaves", *names), form=wanted)
         return
     columns = ("leaf", "chunk", "ids", "rows", "raw", "on disk", "state", "file")
-    print_rows(map(_file_row, files), columns, form=wanted)
+    print_rows(map(_file_row, files), columns, form=wanted, elsewhere="--json has all")
 
 
 def schema(

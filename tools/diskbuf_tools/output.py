@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _PIPED_WIDTH = 100_000
 """Nothing is cut where no terminal sets a width."""
 
+_GAP = 2
+_LEAST_TEXT = 12
+"""Text of a table is shortened to so many letters, or to its heading, before columns are left out."""
+
 Form = Literal["table", "json", "csv"]
 Progress = Callable[[int, int], object]
 
@@ -73,8 +77,14 @@ def print_rows(
     form: Form,
     formats: Mapping[str, Callable[[Any], str]] | None = None,
     one_line: bool = False,
+    keep: int = 1,
+    first_to_go: Sequence[str] = (),
+    elsewhere: str = "",
 ) -> None:
     """Prints rows: a table, a JSON array of objects, or CSV.
+
+    On a terminal that is too narrow for a table, long text gives way first; then whole columns do, which a last line
+    names.
 
     Args:
         rows: A mapping each.
@@ -82,6 +92,9 @@ def print_rows(
         form: Which of the three.
         formats: How values of a column are written in a table; others are written as `text` writes them.
         one_line: Whether a row of a table is cut to the terminal's width, rather than to go on below.
+        keep: How many columns of a table, from the left, are never left out.
+        first_to_go: Columns that are left out before others; others go from the right.
+        elsewhere: Where a user finds the columns that were left out.
     """
     if form == "json":
         print_json([{name: row.get(name) for name in columns} for row in rows])
@@ -92,7 +105,9 @@ def print_rows(
             writer.writerow([_cell(row.get(name)) for name in columns])
     else:
         cells = [[_shown(row.get(name), (formats or {}).get(name)) for name in columns] for row in rows]
-        _print_table(cells, columns, one_line=one_line)
+        order = [columns.index(name) for name in first_to_go if name in columns]
+        order += [number for number in reversed(range(keep, len(columns))) if number not in order]
+        _print_table(cells, columns, one_line=one_line, order=order, elsewhere=elsewhere)
 
 
 def _cell(value: Any) -> Any:
@@ -105,22 +120,68 @@ def _shown(value: Any, write: Callable[[Any], str] | None) -> tuple[str, bool]:
     return (text(value) if write is None or value is None else write(value)), is_number
 
 
-def _print_table(cells: Sequence[Sequence[tuple[str, bool]]], columns: Sequence[str], *, one_line: bool) -> None:
+def _print_table(
+    cells: Sequence[Sequence[tuple[str, bool]]],
+    columns: Sequence[str],
+    *,
+    one_line: bool,
+    order: Sequence[int],
+    elsewhere: str,
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(columns):
-        is_numeric = bool(cells) and all(row[number][1] or not row[number][0] for row in cells)
+    out = console()
+    numeric = [
+        bool(cells) and all(row[place][1] or not row[place][0] for row in cells) for place in range(len(columns))
+    ]
+    widths = _fitted(cells, columns, numeric, out.width, order)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    for place, width in widths.items():
         table.add_column(
-            Text(name),
-            justify="right" if is_numeric else "left",
+            Text(columns[place]),
+            justify="right" if numeric[place] else "left",
             overflow="ellipsis" if one_line else "fold",
             no_wrap=one_line,
+            width=width,
         )
     for row in cells:
-        table.add_row(*(Text(entry) for entry, _ in row))
+        table.add_row(*(Text(row[place][0]) for place in widths))
     _print_without_trailing_spaces(table)
+    left_out = [name for place, name in enumerate(columns) if place not in widths]
+    if left_out:
+        print(f"not shown: {', '.join(left_out)}{'; ' if elsewhere else ''}{elsewhere}")
+
+
+def _fitted(
+    cells: Sequence[Sequence[tuple[str, bool]]],
+    columns: Sequence[str],
+    numeric: Sequence[bool],
+    room: int,
+    order: Sequence[int],
+) -> dict[int, int]:
+    """Widths of the columns that are shown, by their place: numbers and short text keep theirs, long text gives way."""
+    from rich.cells import cell_len
+
+    wanted, least = {}, {}
+    for place, name in enumerate(columns):
+        heading = cell_len(name)
+        wanted[place] = max(
+            [heading, *(cell_len(line) for row in cells for line in row[place][0].split("\n"))],
+        )
+        least[place] = wanted[place] if numeric[place] else min(wanted[place], max(heading, _LEAST_TEXT))
+    for place in order:
+        if sum(least.values()) + _GAP * (len(least) - 1) <= room:
+            break
+        del wanted[place], least[place]
+    spare = sum(wanted.values()) + _GAP * (len(wanted) - 1) - room
+    while spare > 0:
+        longest = max(wanted, key=lambda place: (wanted[place] > least[place], wanted[place]))
+        if wanted[longest] <= least[longest]:
+            break  # a terminal narrower than what is never left out
+        wanted[longest] -= 1
+        spare -= 1
+    return wanted
 
 
 def print_facts(facts: Iterable[tuple[str, str]], *, title: str | None = None) -> None:

@@ -328,7 +328,7 @@ def make_page(
 <nav aria-label="Sections">{links}</nav>
 </header>
 <main>
-{empty if is_empty else ""}{left_out}{body}
+{empty if is_empty else ""}{body}{left_out}
 </main>
 <footer>Made {now} by diskbuf {_escaped(diskbuf.__version__)} of ids {ids}.</footer>
 </body>
@@ -447,17 +447,19 @@ def _runs_table(facts: "StoreFacts", gathered: Gathered) -> str:
 
 def _episodes_section(panels: Sequence[Panel], strips: Sequence[Strip]) -> str:
     parts = [_figures((panel for panel in panels if panel.kind in ("returns", "lengths")), is_wide=True)]
+    without_frames = "".join(
+        f"<div><dt>{_escaped(strip.name.capitalize())}</dt><dd>{_escaped(_episode_words(strip.episode))}</dd></div>"
+        for strip in strips
+        if not any(strip.frames.values())
+    )
+    if without_frames:
+        parts.append(f'<dl class="facts">{without_frames}</dl>')
     for strip in strips:
-        episode = strip.episode
-        value = "" if math.isnan(episode.value) else f"return {episode.value:,.4g}, "
-        end = f", {episode.end}" if episode.end else ""
-        whole = "" if episode.is_whole else ", its beginning is not there"
-        words = (
-            f"{value}{episode.length:,} steps, lane {episode.lane}, "
-            f"ids [{episode.first_id:,}, {episode.last_id + 1:,}){end}{whole}"
-        )
+        if not any(strip.frames.values()):
+            continue
         parts.append(
-            f"<h3>{_escaped(strip.name.capitalize())} episode <span class='muted'>{_escaped(words)}</span></h3>"
+            f"<h3>{_escaped(strip.name.capitalize())} episode "
+            f"<span class='muted'>{_escaped(_episode_words(strip.episode))}</span></h3>"
         )
         for path, frames in strip.frames.items():
             if frames:
@@ -466,6 +468,16 @@ def _episodes_section(panels: Sequence[Panel], strips: Sequence[Strip]) -> str:
                 parts.append(f'<p class="muted">{_escaped(_name(path))}</p>' if len(strip.frames) > 1 else "")
                 parts.append(f'<ol class="strip" tabindex="0" aria-label="{_escaped(label)}">{listed}</ol>')
     return "".join(parts)
+
+
+def _episode_words(episode: Episode) -> str:
+    value = "" if math.isnan(episode.value) else f"return {episode.value:,.4g}, "
+    end = f", {episode.end}" if episode.end else ""
+    whole = "" if episode.is_whole else ", its beginning is not there"
+    return (
+        f"{value}{episode.length:,} steps, lane {episode.lane}, "
+        f"ids [{episode.first_id:,}, {episode.last_id + 1:,}){end}{whole}"
+    )
 
 
 def _columns_section(panels: Sequence[Panel], samples: Sequence[Sample]) -> str:

@@ -35,7 +35,15 @@ def print_steps(steps: "Steps", *, form: Form) -> None:
         print_rows(_spread_rows(steps, spread), names, form=form)
         return
     names = [*own, *map(column_name, steps.columns)]
-    print_rows(_rows(steps, is_table=form == "table"), names, form=form, formats=_PLAIN, one_line=True)
+    print_rows(
+        _rows(steps, is_table=form == "table"),
+        names,
+        form=form,
+        formats=_PLAIN,
+        one_line=True,
+        keep=len(own) + 1,
+        elsewhere="-c chooses, --json has all",
+    )
 
 
 _PLAIN = {"id": str, "lane": str, "sequence": str}

@@ -11,6 +11,9 @@ from diskbuf.errors import OptionError
 if TYPE_CHECKING:
     from diskbuf import UniformReplayBuffer
 
+_MOST_NAMES = 3
+_LEAST_LIKENESS = 0.6
+
 
 def open_store(
     store: str, *, history: bool = False, storage_option: Sequence[str] | None = None
@@ -88,6 +91,27 @@ def chosen_paths(buffer: "UniformReplayBuffer", wanted: Sequence[str] | None) ->
 
 
 def unknown(what: str, word: str, known: Sequence[str]) -> str:
-    """The message for a name that isn't there, with the nearest ones that are."""
-    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5) or list(known)[:10]
-    return f"{what} must be one that is there, got {word!r}. Nearest: {', '.join(repr(name) for name in near)}."
+    """The message for a name that isn't there, with the nearest ones that are, or the first ones where none is near."""
+    near = _nearest(word, known)[:_MOST_NAMES]
+    if near:
+        told = f"Nearest: {', '.join(map(repr, near))}."
+    else:
+        more = f" and {len(known) - _MOST_NAMES:,} more" if len(known) > _MOST_NAMES else ""
+        told = f"There are {', '.join(map(repr, known[:_MOST_NAMES]))}{more}."
+    return f"{what} must be one that is there, got {word!r}. {told}"
+
+
+def _nearest(word: str, known: Sequence[str]) -> list[str]:
+    """Names that hold the word, those first of which a part begins with it; else names that are spelt alike."""
+    asked = word.strip("*/").casefold()
+    folded = {name: name.casefold() for name in known}
+    if asked:
+        begins = [name for name, low in folded.items() if any(part.startswith(asked) for part in low.split("/"))]
+        holds = [name for name, low in folded.items() if asked in low and name not in begins]
+        if begins or holds:
+            return begins + holds
+    likeness = {
+        name: max(difflib.SequenceMatcher(None, asked, part).ratio() for part in (low, low.rpartition("/")[2]))
+        for name, low in folded.items()
+    }
+    return sorted((name for name in known if likeness[name] >= _LEAST_LIKENESS), key=lambda name: -likeness[name])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diskbuf_tools.arguments import Json, StorageOptions, Store
+from diskbuf_tools.arguments import StorageOptions, Store
 from diskbuf_tools.output import bytes_text, console, print_json, text
 from diskbuf_tools.stores import storage_options
 
@@ -32,19 +32,24 @@ def watch(
         str | None, typer.Option(metavar="LEAF", help="Bool leaf that is true at an episode's last step.")
     ] = None,
     reward: Annotated[str | None, typer.Option(metavar="LEAF", help="Leaf to sum up to returns.")] = None,
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, a document an update.")] = False,
     storage_option: StorageOptions = None,
 ) -> None:
     """Watch a store being written, until Ctrl-C; when piped, a line an update.
 
     Example: diskbuf watch --interval 5 cartpole.zarr
     """
+    from diskbuf.errors import StoreNotFoundError
     from diskbuf.readers.watching import Watcher
 
     options = storage_options(storage_option)
+    try:
+        opened = Watcher(store, storage_options=options, waits=wait, ends=ends, reward=reward)
+    except StoreNotFoundError as error:
+        raise StoreNotFoundError(f"{error} Give --wait where it is yet to come.", path=error.path) from error
     with (
         contextlib.suppress(KeyboardInterrupt),  # how it is meant to end
-        contextlib.closing(Watcher(store, storage_options=options, waits=wait, ends=ends, reward=reward)) as watcher,
+        contextlib.closing(opened) as watcher,
         _printer(store, as_json=as_json) as show,
     ):
         looked = 0
@@ -102,7 +107,7 @@ def _words(sight: "Sight", returns: list[float]) -> Iterator[str]:
     if sight.episodes is not None:
         yield f"{sight.episodes:,} new episodes"
     if returns:
-        yield f"returns {' '.join(map(text, returns))}"
+        yield f"latest returns {' '.join(map(text, returns))}"
 
 
 def _panel(store: str, sight: "Sight", returns: list[float]) -> str:
@@ -115,9 +120,10 @@ def _panel(store: str, sight: "Sight", returns: list[float]) -> str:
     if sight.disk_bytes is not None:
         lines += [("on disk", bytes_text(sight.disk_bytes)), ("writer", _writer(sight))]
     if sight.episodes is not None:
-        lines += [("episodes", f"{sight.episodes:,} new"), ("returns", " ".join(map(text, returns)))]
+        lines += [("episodes", f"{sight.episodes:,} new"), ("latest returns", " ".join(map(text, returns)))]
     lines.append(("watched", f"{sight.seconds:.0f} s"))
-    return "\n".join([store, *(f"  {name:8}  {value}" for name, value in lines)])
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([store, *(f"  {name:{width}}  {value}" for name, value in lines)])
 
 
 def _rate(steps: float | None) -> str:
