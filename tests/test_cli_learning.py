@@ -20,7 +20,8 @@ from diskbuf import trajectories
 from diskbuf.bandits import evaluation, logs, recipes, trainer
 from diskbuf.policies import RandomPolicy, newest_policy
 from diskbuf.training import collecting
-from diskbuf.training.recipes import DqnSettings, dqn_agent, observation_scales
+from diskbuf.training import run as training_run
+from diskbuf.training.recipes import DqnSettings, dqn_agent, observation_scales, train_dqn_offline
 
 SCRIPT = Path(sys.executable).with_name("diskbuf")
 
@@ -475,6 +476,18 @@ def test_ctrl_c_saves_the_train_steps_and_the_same_command_goes_on(tmp_path: Pat
     assert (found["train_step"], found["train_steps_before"]) == (more, saved)
 
 
+def test_a_first_checkpoint_comes_by_time_and_not_only_by_train_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "s.zarr"
+    assert collect(store, 400, "--seed=0") == 0
+    monkeypatch.setattr(training_run, "_FIRST_SAVE_SECONDS", 0.0)
+    with diskbuf.open(store) as buffer:
+        train_dqn_offline(tmp_path / "dqn", buffer, num_iterations=9, settings=DqnSettings(fc_layer_params=(4,)))
+    saved = sorted(file.stem for file in (tmp_path / "dqn" / "checkpoints").glob("*.index"))
+    assert saved == ["ckpt-1", "ckpt-9"]  # after the first train step, then not for a minute
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_actions_without_bounds_get_those_of_the_rows(
     shape: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -589,6 +602,8 @@ def test_the_demo_is_killed_goes_on_and_says_when_nothing_was_learnt(tmp_path: P
     commands = [line.split()[2] for line in run.stdout.splitlines() if line.startswith("$ diskbuf ")]
     assert commands == ["collect", "verify", "collect", "info", "train-offline", "evaluate", "evaluate"]
     assert "Killed. Rows seen in the store just before" in run.stdout
+    assert "--json" not in run.stdout  # what is shown is what was run, and what that prints
+    assert len([line for line in run.stdout.splitlines() if line.strip().startswith("mean return ")]) == 2
     with diskbuf.open(tmp_path / "demo" / "cartpole.zarr") as buffer:
         assert buffer.num_frames() == 20_000
     again = in_shell(*words)
