@@ -698,7 +698,8 @@ def numbered_episodes(table: "pa.Table") -> "pa.Table":
     """
     import pyarrow as pa
 
-    return table.add_column(0, "episode", pa.array(np.arange(len(table), dtype=np.int64)))
+    numbers = pa.py_buffer(np.arange(len(table), dtype=np.int64))  # pa.array() would import pandas
+    return table.add_column(0, "episode", pa.Array.from_buffers(pa.int64(), len(table), [None, numbers]))
 
 
 def chosen_episodes(
@@ -791,10 +792,9 @@ def summarize_episodes(table: "pa.Table") -> EpisodeSummary:
     Args:
         table: What `diskbuf.episodes` or `chosen_episodes` returned.
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    goes_on = pc.fill_null(pc.is_in(table["end"], value_set=pa.array(["open", "broken"])), False)
+    goes_on = pc.fill_null(pc.or_(pc.equal(table["end"], "open"), pc.equal(table["end"], "broken")), False)
     complete = table.filter(pc.and_not(table["is_whole"], goes_on))
     has_return = table["return"].null_count < len(table) or not len(table)
     counts = {entry["values"] or "unknown": entry["counts"] for entry in pc.value_counts(table["end"]).to_pylist()}

@@ -214,6 +214,7 @@ def test_odd_stores_are_drawn(what: str, tmp_path: Path, capsys: pytest.CaptureF
         (["video", "best", "-o", "a.gif", "--scale", "0"], 2, "--scale must be from 1"),
         (["video", "best", "-o", "a.mp4", "--scale", "1000"], 2, "--scale must be from 1 to 390"),
         (["video", "best", "-o", "a.gif", "--lane", "0"], 2, "--lane must"),
+        (["video", "first", "-o", "a.gif"], 2, "best, median, worst or last"),
         (["video", "5", "-o", "a.gif"], 2, "--lane must say"),
         (["video", "0:5", "-o", "a.gif", "--lane", "0"], 2, "--lane must not"),
         (["video", "7:5", "-o", "a.gif"], 1, "lanes must be from 0 to 0"),
