@@ -794,8 +794,8 @@ def summarize_episodes(table: "pa.Table") -> EpisodeSummary:
     """
     import pyarrow.compute as pc
 
-    goes_on = pc.fill_null(pc.or_(pc.equal(table["end"], "open"), pc.equal(table["end"], "broken")), False)
-    complete = table.filter(pc.and_not(table["is_whole"], goes_on))
+    has_ended = pc.and_(pc.not_equal(table["end"], "open"), pc.not_equal(table["end"], "broken"))
+    complete = table.filter(pc.and_(table["is_whole"], pc.or_kleene(pc.is_null(table["end"]), has_ended)))
     has_return = table["return"].null_count < len(table) or not len(table)
     counts = {entry["values"] or "unknown": entry["counts"] for entry in pc.value_counts(table["end"]).to_pylist()}
     order = ("terminated", "truncated", "open", "broken", "unknown")
