@@ -666,7 +666,10 @@ def _read(
     parts = []
     for block in scan(buffer, columns, first_id=first_id, next_id=next_id):
         ids = np.arange(block.first_id, block.next_id)
-        found = {path: rows[lanes].swapaxes(0, 1).reshape(-1, *rows.shape[2:]) for path, rows in block.columns.items()}
+        found = {
+            path: rows[lanes].swapaxes(0, 1).reshape(len(ids) * len(lanes), *rows.shape[2:])
+            for path, rows in block.columns.items()
+        }
         parts.append(Steps(np.repeat(ids, len(lanes)), np.tile(lanes, len(ids)), found))
     return _joined(parts, columns, buffer)
 

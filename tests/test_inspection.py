@@ -199,6 +199,19 @@ def test_an_empty_window_has_no_steps(tmp_path: Path) -> None:
             inspection.sampled_steps(buffer, ["action"], count=1, num_steps=None, seed=1)
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0)])
+def test_steps_of_arrays_without_elements_are_as_many_as_of_others(shape: tuple[int, ...]) -> None:
+    with diskbuf.UniformReplayBuffer({"none": diskbuf.ArraySpec(shape, "float32")}, 2) as buffer:
+        buffer.extend({"none": np.zeros((2, 5, *shape), "float32")})
+        for steps in (
+            inspection.oldest_steps(buffer, ["none"], count=6, lane=None),
+            inspection.newest_steps(buffer, ["none"], count=6, lane=None),
+            inspection.sampled_steps(buffer, ["none"], count=3, num_steps=2, seed=1),
+        ):
+            assert steps.columns["none"].shape == (6, *shape)
+        assert inspection.step_at(buffer, ["none"], step_id=4, lane=1).columns["none"].shape == (1, *shape)
+
+
 def test_a_sample_is_what_get_next_draws(tmp_path: Path) -> None:
     path = make(tmp_path / "s", 100)
     with diskbuf.open(path, mode="r+") as buffer:

@@ -300,7 +300,7 @@ class Target:
     """Where a format writes: a file or an empty folder that gets its right name when all is well.
 
     Attributes:
-        path: The file, which isn't there yet, or the folder, which is empty; None at a URL.
+        path: The file or the folder, which is empty; None at a URL.
         name: The destination, for messages.
     """
 

@@ -223,7 +223,9 @@ class StoreRows:
             self.evicted += 1
             return None
         steps = next_id - first_id
-        has_boundary = steps > 1 and rows.step_type[-1] == StepType.LAST
+        has_boundary = rows.step_type[-1] == StepType.LAST
+        if has_boundary and steps == 1:  # what it ends isn't among the chosen rows
+            return None
         has_ended = rows.next_step_type[steps - 1 - has_boundary] == StepType.LAST
         transitions = steps - has_boundary
         terminated = bool(has_ended and rows.discount[transitions - 1] == 0)

@@ -2,13 +2,15 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from diskbuf.errors import MissingExtraError, OptionError, StoreExistsError
+from diskbuf.errors import MissingExtraError, OptionError, StoreExistsError, StoreLockedError
 from diskbuf.exchange.contract import Format, Target
 from diskbuf.store import files
 
@@ -33,7 +35,8 @@ def target_of(
     """Yields a target, and puts what was written there in its place when the block ends well.
 
     On this machine a file is written beside the destination and renamed, data and name on the disk; a folder likewise.
-    At a URL the object appears when it is complete. When the block raises, nothing is left.
+    At a URL the object appears when it is complete. When the block raises, nothing is left. One process at a time
+    writes to a place.
 
     Args:
         destination: A path or URL.
@@ -44,6 +47,7 @@ def target_of(
     Raises:
         OptionError: When the format can't go to a URL, or storage_options are given for a path.
         StoreExistsError: When something is there that isn't to be replaced.
+        StoreLockedError: When another export to the same place is under way.
         FileNotFoundError: When there is no folder for it.
         OSError: When it can't be written.
     """
@@ -56,11 +60,11 @@ def target_of(
         raise OptionError(f"storage_options must be left out for a path on this machine, got them with {text!r}.")
     path = Path(os.path.abspath(text.removeprefix("file://")))  # noqa: PTH100 - links stay as they are
     _check_is_free(path, kind, force=force)
-    temporary = files.temporary_of(path)
-    with _folders_of(path, are_made=kind.makes_folders), _telling_what_to_do(path):
-        _remove(temporary)  # of a killed process
-        if kind.is_folder:
-            temporary.mkdir()
+    with (
+        _folders_of(path, are_made=kind.makes_folders),
+        _telling_what_to_do(path),
+        _held_temporary(path, is_folder=kind.is_folder) as temporary,
+    ):
         try:
             yield Target(path=temporary, name=text, opened=lambda: temporary.open("w+b"))
             _sync(temporary)
@@ -72,6 +76,80 @@ def target_of(
                 _remove(temporary)
             raise
         files.sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _held_temporary(path: Path, *, is_folder: bool) -> Iterator[Path]:
+    """Yields where something is prepared, an empty file or folder that is ours while the block runs.
+
+    It is locked, which tells the export of another process, which must not be disturbed, from what a killed one left.
+
+    Raises:
+        StoreLockedError: When another export prepares something there.
+    """
+    temporary = files.temporary_of(path)
+    descriptor: int | None = None
+    while descriptor is None:
+        descriptor = _made_and_locked(temporary, path, is_folder=is_folder)
+    try:
+        yield temporary
+    finally:
+        os.close(descriptor)
+
+
+def _made_and_locked(temporary: Path, path: Path, *, is_folder: bool) -> int | None:
+    """Makes an empty file or folder, and returns the open file that has it locked; None when that is to be tried again.
+
+    What a killed process left there is removed.
+    """
+    with contextlib.suppress(FileExistsError):
+        if is_folder:
+            temporary.mkdir()
+        else:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:  # another export has ended in this moment
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        temporary.unlink(missing_ok=True)  # a link, which we never make
+        return None
+    try:
+        _lock(descriptor, path)
+        found = os.fstat(descriptor)
+        if _is_still(temporary, found):
+            is_empty = not any(temporary.iterdir()) if stat.S_ISDIR(found.st_mode) else not found.st_size
+            if is_empty and stat.S_ISDIR(found.st_mode) == is_folder:
+                return descriptor
+            _remove(temporary)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreLockedError(
+            f"destination must be written by one export at a time, but another one to {path} is under way. "
+            "Wait for it, or choose another place.",
+            path=str(path),
+        ) from error
+    except OSError:  # a file system that locks nothing
+        return
+
+
+def _is_still(path: Path, found: os.stat_result) -> bool:
+    """Whether what was opened at a path is still there."""
+    try:
+        return os.path.samestat(path.lstat(), found)
+    except FileNotFoundError:
+        return False
 
 
 def bytes_at(destination: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None) -> int | None:
