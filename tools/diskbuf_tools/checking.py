@@ -1,7 +1,6 @@
 """Verbs that tell whether a store is whole, mend it, and compare it with another: verify, repair, diff, checksum."""
 
 import dataclasses
-import sys
 from typing import Annotated
 
 import typer
@@ -35,9 +34,8 @@ def verify(
         state = "clean" if report.is_clean else f"faults: {len(report.faults)}"
         files = f"ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files"
         of_values = f", values of {report.steps:,} ids" if values else ""
-        print(f"{report.path}: {state}, {files}{of_values}")
-        if not report.is_clean:
-            print("diskbuf repair --dry-run tells what mending it would take.", file=sys.stderr)
+        advice = "" if report.is_clean else "; see diskbuf repair --dry-run"
+        print(f"{report.path}: {state}, {files}{of_values}{advice}")
     return 0 if report.is_clean else 1
 
 
