@@ -468,7 +468,8 @@ def test_ctrl_c_saves_the_train_steps_and_the_same_command_goes_on(tmp_path: Pat
             time.sleep(0.005)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err.count("\n")) == (130, "", 1)
+    assert (process.returncode, out) == (130, "")
+    assert err.splitlines()[-1].startswith("diskbuf: interrupted"), err  # TensorFlow may have said something before
     saved = max(int(file.stem.partition("-")[2]) for file in folder.glob("checkpoints/ckpt-*.index"))
     assert 25 <= saved < 1000  # the first loss is told at 25
     more = saved + 5

@@ -1131,16 +1131,18 @@ def test_threads_that_use_a_buffer_while_it_is_closed_are_told_so(path: Path) ->
 def test_threads_of_one_reader_never_get_a_mixed_row_while_writers_come_and_go(path: Path) -> None:
     """Each new writer makes the reader look at everything anew, in whichever thread comes first."""
     filled(4, max_length=None, path=path).close()
-    next_id = itertools.count(4)
+    next_id, runs = itertools.count(4), []
+    is_late = after(2.0)
 
     def write() -> None:
         with UniformReplayBuffer(SPEC, 2, None, path=path, options=TINY) as buffer:
             for _ in range(3):
                 buffer.add_batch(step(next(next_id), 2))
+        runs.append(buffer)
 
     with diskbuf.open(path) as reader:
-        in_threads(write, *[lambda: assert_whole_samples(reader)] * 3, until=after(2.0))
-        assert next(next_id) > 10
+        readers = [lambda: assert_whole_samples(reader)] * 3
+        in_threads(write, *readers, until=lambda: is_late() and len(runs) > 2)
 
 
 def test_threads_of_one_reader_never_get_zeros_of_rows_that_left_the_window(path: Path) -> None:
