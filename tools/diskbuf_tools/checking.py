@@ -34,8 +34,7 @@ def verify(
         state = "clean" if report.is_clean else f"faults: {len(report.faults)}"
         files = f"ids [{report.first_id}, {report.next_id}) in {report.chunks:,} chunk files"
         of_values = f", values of {report.steps:,} ids" if values else ""
-        advice = "" if report.is_clean else "; see diskbuf repair --dry-run"
-        print(f"{report.path}: {state}, {files}{of_values}{advice}")
+        print(f"{report.path}: {state}, {files}{of_values}")
     return 0 if report.is_clean else 1
 
 
