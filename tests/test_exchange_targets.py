@@ -294,7 +294,8 @@ def bucket() -> Iterator[CloudServer]:
 
 @pytest.mark.parametrize("ending", [".parquet", ".arrow", ".csv"])
 def test_a_bucket_shows_an_export_only_when_it_is_whole(bucket: CloudServer, tmp_path: Path, ending: str) -> None:
-    url, options = f"{bucket.url}/{tmp_path.name}/a{ending}", bucket.storage_options  # moto has one bucket for all tests
+    # A folder of its own: moto keeps one bucket for all tests of a process.
+    url, options = f"{bucket.url}/{tmp_path.name}/a{ending}", bucket.storage_options
     system, path = fsspec.core.url_to_fs(url, **options)
 
     def fail(done: int, total: int) -> None:
