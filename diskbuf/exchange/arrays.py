@@ -107,13 +107,15 @@ class ArraySource(RowSource):
         if array is None:
             return None
         value: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(array.whole().tobytes())
+        if array.problem is None and len(array.shape) == 1 and array.dtype == np.uint8:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(array.whole().tobytes())
         return Carried.from_json(value, name=self.name)
 
     def _column(self, key: str, array: StoredArray) -> SourceColumn:
         if self.carried is not None and key in (ID, LANE):
-            return SourceColumn(spec=ArraySpec((), array.dtype), kind=array.kind)
+            is_key = array.problem is None and len(array.shape) == 1 and array.dtype.kind in "iu"
+            return SourceColumn(spec=ArraySpec((), array.dtype.newbyteorder("=")) if is_key else None, kind=array.kind)
         outer = 1 if self._axes == "rows" else 2
         if array.problem is not None or array.dtype.kind not in _DTYPES or len(array.shape) < outer:
             return SourceColumn(spec=None, kind=array.problem or array.kind)
@@ -138,7 +140,10 @@ class ArraySource(RowSource):
                 f"arrays of {self.name} must have equal first axes, got "
                 f"{', '.join(f'{name} {list(self._arrays[name].shape)}' for name in found)}. Drop those that differ."
             )
-        return next(iter(found.values()))[1] if found else 1
+        lanes = next(iter(found.values()))[1] if found else 1
+        if not lanes:
+            raise SpecError(f"arrays of {self.name} must have at least one lane, got none in {next(iter(found))!r}.")
+        return lanes
 
     def _is_key(self, name: str) -> bool:
         return self.carried is not None and name in (ID, LANE)
@@ -154,6 +159,8 @@ class ArraySource(RowSource):
         lane = self._arrays[LANE].whole() if LANE in wanted and self._is_key(LANE) else None
         if ids is not None and len(ids) != steps:
             raise SpecError(f"{self.name} must have an id for each of its {steps} steps, got {len(ids)}.")
+        if lane is not None and len(lane) != lanes:
+            raise SpecError(f"{self.name} must have a number for each of its {lanes} lanes, got {len(lane)}.")
         parts = [self._arrays[name].steps(self._axes, count) for name in names]
         for begin in range(0, steps, count):
             end = min(steps, begin + count)

@@ -264,7 +264,8 @@ class Carried:
         if not isinstance(value, Mapping) or set(value) != fields | {"format"}:
             raise StoreFormatError(f"the key {CARRIED_KEY!r} of {name} must be what an export writes.", path=name)
         try:
-            return cls(
+            _check_carried(value)
+            found = cls(
                 **{
                     **{field: value[field] for field in fields},
                     "spec": specs.from_json(value["spec"]),
@@ -273,10 +274,26 @@ class Carried:
                     "names": {str(path): str(column) for path, column in value["names"].items()},
                 }
             )
-        except (TypeError, ValueError, AttributeError) as error:
+            if unknown := set(found.names) - set(Structure(found.spec).paths):
+                raise ValueError(f"names must be those of its leaves, got {sorted(unknown)}")
+            return found
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise StoreFormatError(
                 f"the key {CARRIED_KEY!r} of {name} must be what an export writes: {error}.", path=name
             ) from error
+
+
+def _check_carried(value: Mapping[str, Any]) -> None:
+    """Refuses what isn't of the types that an export writes."""
+    ids = [value["first_id"], value["window_first_id"], value["batch_size"], *value["lanes"], *value["runs"]]
+    if value["max_length"] is not None:
+        ids.append(value["max_length"])
+    if any(type(entry) is not int or not 0 <= entry < 2**63 for entry in ids):
+        raise ValueError("ids, lanes and lengths must be ints of at least 0")
+    if not value["lanes"] or not value["batch_size"] or value["max_length"] == 0:
+        raise ValueError("lanes and lengths must be at least 1")
+    if any(type(value[name]) is not bool for name in ("keep_history", "is_grid")):
+        raise ValueError("keep_history and is_grid must be true or false")
 
 
 # ---- exporting

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BLOCK_BYTES = 2**22
+_DIGITS = re.compile(r"\+?[0-9]+")
 _NO_TEXT = ("", "nan", "NaN", "inf", "-inf")
 _BOOLS = {"true": True, "false": False, "True": True, "False": False, "1": True, "0": False}
 
@@ -122,6 +124,8 @@ class _CsvSource(RowSource):
             kinds = {field.name: field.type for field in reader.schema}
             if len(kinds) < len(reader.schema):
                 raise SpecError(f"the columns of {place} must have different names, got {reader.schema.names}.")
+            first = next(iter(reader), None)
+            kinds |= _empty_kinds(kinds) if first is None else self._unsigned_kinds(first)
         self.columns, self._elements = _grouped(kinds)
 
     def blocks(self, wanted: Mapping[str, np.dtype[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
@@ -129,6 +133,11 @@ class _CsvSource(RowSource):
 
         types: dict[str, Any] = {}
         for name, dtype in wanted.items():
+            if dtype.kind == "c":
+                raise SpecError(
+                    f"column {name!r} of {self.name} must be read as real numbers, got {dtype}. Cast it to a float.",
+                    path=name,
+                )
             kind = pa.from_numpy_dtype(dtype)
             # Of a float16 the file has the digits of a float32; bools are read as they are written.
             kind = pa.float32() if pa.types.is_float16(kind) else pa.string() if pa.types.is_boolean(kind) else kind
@@ -139,6 +148,24 @@ class _CsvSource(RowSource):
                 found = {name: self._array(batch, name, dtype, row) for name, dtype in wanted.items()}
                 row += batch.num_rows
                 yield found
+
+    def _unsigned_kinds(self, first: "pa.RecordBatch") -> "dict[str, pa.DataType]":
+        """Kinds of columns of ints beyond int64, which Arrow takes for floats, and so would round."""
+        import pyarrow as pa
+
+        large = [
+            name for name, column in zip(first.schema.names, first.columns, strict=True) if _are_large_ints(column)
+        ]
+        if not large:
+            return {}
+        with opened_for_reading(self.name, self._options) as file:
+            batch = next(iter(self._reader(file, dict.fromkeys(large, pa.string()), large)))
+        words = {name: batch.column(name).drop_null().unique().to_pylist() for name in large}
+        return {
+            name: pa.uint64()
+            for name, found in words.items()
+            if all(_DIGITS.fullmatch(word) and int(word) < 2**64 for word in found)
+        }
 
     def _array(self, batch: "pa.RecordBatch", name: str, dtype: np.dtype[Any], row: int) -> NDArray[Any]:
         spec = self.columns[name].spec
@@ -190,6 +217,23 @@ class _CsvSource(RowSource):
         )
 
 
+def _are_large_ints(column: "pa.Array") -> bool:
+    import pyarrow as pa
+
+    if not pa.types.is_floating(column.type):
+        return False
+    values = column.to_numpy(zero_copy_only=False)
+    finite = values[np.isfinite(values)]
+    return bool((np.abs(finite) >= 2.0**63).any() and (finite == np.floor(finite)).all())
+
+
+def _empty_kinds(kinds: "Mapping[str, pa.DataType]") -> "dict[str, pa.DataType]":
+    """Kinds of columns without a row, which can be keys, too."""
+    import pyarrow as pa
+
+    return {name: pa.int64() for name, kind in kinds.items() if pa.types.is_null(kind)}
+
+
 def _grouped(kinds: Mapping[str, Any]) -> tuple[dict[str, SourceColumn], dict[str, list[str]]]:
     """Puts the elements of arrays together.
 
@@ -217,12 +261,18 @@ def _grouped(kinds: Mapping[str, Any]) -> tuple[dict[str, SourceColumn], dict[st
                 elements[array] = [places[array][place] for place in itertools.product(*map(range, shape))]
                 dtypes = [_dtype_of(kinds[element]) for element in elements[array]]
                 known = [found for found in dtypes if found is not None]
-                dtype = np.result_type(*known) if len(known) == len(dtypes) else None
+                dtype = _common(known) if len(known) == len(dtypes) else None
                 columns[array] = _column(dtype, shape, f"text like {kind}")
         else:
             columns[name] = _column(_dtype_of(kind), (), f"text like {kind}")
             elements[name] = [name]
     return columns, elements
+
+
+def _common(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """The dtype of an array whose elements look like these; ints stay ints, or are refused when they are read."""
+    found = np.result_type(*dtypes)
+    return np.dtype(np.uint64) if found.kind == "f" and all(dtype.kind in "iu" for dtype in dtypes) else found
 
 
 def _column(dtype: np.dtype[Any] | None, shape: tuple[int, ...], kind: str) -> SourceColumn:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format
 from diskbuf.exchange.mapping import nest_of
-from diskbuf.exchange.places import local_file
+from diskbuf.exchange.places import local_file, naming_damage
 from diskbuf.exchange.transitions import Nests, Transitions, check_names, episodes_of, flags, is_name
 from diskbuf.specs import ArraySpec
 from diskbuf.tree import Structure
@@ -86,7 +86,8 @@ class D4rlSource(EpisodeSource):
             raise
 
     def _open(self, options: D4rlFormat) -> None:
-        datasets = _datasets(self._file)
+        with naming_damage(self.name, "an HDF5 file of numbers"):
+            datasets = _datasets(self._file)
         self._datasets = datasets
         self._rows = self._dataset(_REWARDS).shape[:1]
         self._flags = [self._flag(options.terminated, "terminated"), self._flag(options.truncated, "truncated")]
@@ -142,12 +143,16 @@ class D4rlSource(EpisodeSource):
             )
 
     def _read(self, leaves: Sequence["_Leaf"], begin: int, end: int) -> list[NDArray[Any]]:
-        return [np.asarray(self._datasets[leaf.name][begin:end]).astype(leaf.spec.dtype, copy=False) for leaf in leaves]
+        return [self._part(leaf.name, begin, end).astype(leaf.spec.dtype, copy=False) for leaf in leaves]
+
+    def _part(self, name: str, begin: int, end: int) -> NDArray[Any]:
+        with naming_damage(f"{name!r} of {self.name}", "whole"):
+            return np.asarray(self._datasets[name][begin:end])
 
     def _read_flags(self, name: str | None, begin: int, end: int) -> NDArray[np.bool]:
         if name is None:
             return np.zeros(end - begin, np.bool)
-        return flags(self._datasets[name][begin:end], f"{name!r} of {self.name} from row {begin} on")
+        return flags(self._part(name, begin, end), f"{name!r} of {self.name} from row {begin} on")
 
     def _flag(self, name: str, role: str) -> str | None:
         if name == _NONE:
@@ -224,6 +229,7 @@ def _datasets(file: Any) -> dict[str, Any]:
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
             found[name] = item
+            _ = item.dtype  # which NumPy may not have
 
     file.visititems(visit)
     return found

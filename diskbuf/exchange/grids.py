@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 
 from diskbuf.errors import SpecError
 
+_END = 2**62
+"""Ids are below, so that those behind them are ints of 64 bits, too."""
+
 Rows = tuple[NDArray[Any] | None, NDArray[Any] | None, list[NDArray[Any]]]
 """Ids [N], lanes [N], and leaves [N, *shape]."""
 
@@ -107,7 +110,7 @@ class Grids:
         if ids is not None:
             if int(ids[0]) < 0:
                 raise SpecError(f"ids of {self._name} must be at least 0, got {ids[0]} in row 0.")
-            self.first_id = int(ids[0])
+            self.first_id = min(int(ids[0]), _END)
 
     def _grids(
         self, ids: NDArray[Any] | None, lanes: NDArray[Any] | None, leaves: list[NDArray[Any]]
@@ -120,6 +123,7 @@ class Grids:
         known = len(self.run_starts)
         if ids is not None:
             by_step = ids.reshape(steps, width)
+            self._check(by_step < _END, ids, "ids", f"below 2**62, {_END}", advice="Number the rows anew.")
             self._check(by_step == by_step[:, :1], ids, "ids", "the same in all lanes")
             cuts += self._cuts(by_step[:, 0].astype(np.int64))
         starts = set(self.run_starts[known:])
@@ -158,12 +162,19 @@ class Grids:
         self._expected = int(ids[-1]) + 1
         return cuts
 
-    def _check(self, fits: NDArray[np.bool], values: NDArray[Any], what: str, rule: str) -> None:
+    def _check(
+        self,
+        fits: NDArray[np.bool],
+        values: NDArray[Any],
+        what: str,
+        rule: str,
+        *,
+        advice: str = "Sort the rows by id and lane, and fill in what is missing.",
+    ) -> None:
         if not fits.all():
             at = int(fits.reshape(-1).argmin())
             raise SpecError(
-                f"the {what} of {self._name} must be {rule}, got {values[at]} in row {self._rows + at}. "
-                "Sort the rows by id and lane, and fill in what is missing."
+                f"the {what} of {self._name} must be {rule}, got {values[at]} in row {self._rows + at}. {advice}"
             )
 
 

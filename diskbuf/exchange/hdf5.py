@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import MissingExtraError, OptionError, SpecError
+from diskbuf.errors import MissingExtraError, OptionError
 from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, array_names, check_axes
 from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Format, RowSource, Target
-from diskbuf.exchange.places import local_file
+from diskbuf.exchange.places import local_file, naming_damage
 from diskbuf.exchange.store_rows import StoreRows
 
 _CHUNK_BYTES = 2**20
@@ -23,7 +23,7 @@ _CHUNK_BYTES = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hdf5Format(Format):
-    """An HDF5 file: a dataset [T, B, *shape] a leaf, `id` [T] and `lane` [B].
+    """An HDF5 file: a dataset [T, B, *shape] a leaf, `id` [T] and `lane` [B], with checksums that reading it compares.
 
     Attributes:
         compression: Of the datasets: "none", "gzip" or "lzf".
@@ -58,16 +58,16 @@ class Hdf5Format(Format):
         rows.check_is_grid()
         lanes = len(rows.lanes)
         target.local_path()  # HDF5 goes back and forth in its file
-        with target.open() as opened, _telling_of_failure(opened) as sink, h5py.File(sink, "w") as file:
+        with target.open() as opened, telling_of_failure(opened) as sink, h5py.File(sink, "w") as file:
             names = array_names(rows)
             carried_here = dataclasses.replace(rows.carried, names=names)
             carried = json.dumps(carried_here.to_json(), ensure_ascii=False).encode()
             # A dataset and no attribute: attributes are of 64 KiB at most.
-            file.create_dataset(CARRIED_KEY, data=np.frombuffer(carried, np.uint8))
+            file.create_dataset(CARRIED_KEY, data=np.frombuffer(carried, np.uint8), fletcher32=True)
             file.attrs["writer"] = "diskbuf"
-            file.create_dataset(LANE, data=rows.lanes)
+            file.create_dataset(LANE, data=rows.lanes, fletcher32=True)
             chunk = _chunk((), np.dtype(np.int64), rows.next_id - rows.first_id)
-            ids = file.create_dataset(ID, (0,), np.int64, maxshape=(None,), chunks=chunk)
+            ids = file.create_dataset(ID, (0,), np.int64, maxshape=(None,), chunks=chunk, fletcher32=True)
             shapes = {path: (lanes, *spec.shape) for path, spec in rows.columns.items()}
             datasets = {
                 path: file.create_dataset(
@@ -78,6 +78,7 @@ class Hdf5Format(Format):
                     chunks=_chunk(shape, rows.columns[path].dtype, rows.next_id - rows.first_id),
                     compression=None if self.compression == "none" else self.compression,
                     compression_opts=self.level,
+                    fletcher32=True,
                 )
                 for path, shape in shapes.items()
                 if 0 not in shape
@@ -102,7 +103,7 @@ class Hdf5Format(Format):
         return _Hdf5Source(local_file(place, storage_options), self.axes)
 
 
-class _Sink:
+class Sink:
     """A file for HDF5 that never fails: what fails is kept, and told by us.
 
     HDF5 can't let go of a file that it couldn't write, and ends the process for it at its end.
@@ -126,17 +127,21 @@ class _Sink:
         return 0
 
     def write(self, data: Any) -> int:
+        """Writes, or lets it be."""
         size = memoryview(data).nbytes
         self._do(self._file.write, data)
         return size
 
     def seek(self, offset: int, whence: int = 0) -> int:
+        """Goes to a place."""
         return self._do(self._file.seek, offset, whence)
 
     def tell(self) -> int:
+        """Returns where it is."""
         return self._do(self._file.tell)
 
     def truncate(self, size: int) -> int:
+        """Cuts the file, or makes it longer."""
         return self._do(self._file.truncate, size)
 
     def read(self, size: int = -1) -> bytes:
@@ -144,16 +149,18 @@ class _Sink:
         return self._file.read(size)
 
     def readinto(self, buffer: Any) -> int:
+        """Reads what is there."""
         return self._do(cast(BufferedRandom, self._file).readinto, buffer)
 
     def flush(self) -> None:
+        """Hands over what is kept back."""
         self._do(lambda: self._file.flush() or 0)
 
 
 @contextlib.contextmanager
-def _telling_of_failure(file: BinaryIO) -> Iterator[_Sink]:
+def telling_of_failure(file: BinaryIO) -> Iterator[Sink]:
     """Tells of what has failed when all of HDF5 is closed, whatever it made of that."""
-    sink = _Sink(file)
+    sink = Sink(file)
     try:
         yield sink
     except Exception as error:
@@ -181,10 +188,8 @@ def _h5py() -> Any:
 class _Hdf5Source(ArraySource):
     def __init__(self, path: Path, axes: Axes) -> None:
         h5py = _h5py()
-        try:
+        with naming_damage(str(path), "an HDF5 file"):
             self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise SpecError(f"{path} must be an HDF5 file that can be read: {error}.") from error
         try:
             arrays: dict[str, StoredArray] = {}
 
@@ -192,7 +197,8 @@ class _Hdf5Source(ArraySource):
                 if isinstance(item, h5py.Dataset):
                     arrays[name] = _Dataset(item, str(path))
 
-            self._file.visititems(take)
+            with naming_damage(str(path), "an HDF5 file"):
+                self._file.visititems(take)
             super().__init__(str(path), arrays, axes=axes)
         except BaseException:
             self._file.close()
@@ -209,18 +215,24 @@ class _Dataset(StoredArray):
         self._dataset = dataset
         self._path = path
         self.shape = dataset.shape if dataset.shape is not None else ()
-        self.dtype = dataset.dtype
+        try:
+            self.dtype = dataset.dtype
+        except TypeError as error:  # NumPy has no such type
+            self.dtype, self.kind = np.dtype("V1"), f"{error}"
+            self.problem = f"a type that NumPy has not ({error})"
+            return
         self.kind = f"{self.dtype} {list(self.shape)}"
         if self.dtype.hasobject or dataset.shape is None:
             self.problem = "text, objects or arrays of different lengths, which are never loaded"
 
     def steps(self, axes: Axes, count: int) -> Iterator[NDArray[Any]]:
-        try:
-            if axes != "lanes,steps":
-                for begin in range(0, self.shape[0], count):
-                    yield np.asarray(self._dataset[begin : begin + count])
-                return
-            for begin in range(0, self.shape[1], count):
-                yield np.asarray(self._dataset[:, begin : begin + count]).swapaxes(0, 1)
-        except OSError as error:
-            raise SpecError(f"dataset {self._dataset.name} of {self._path} can't be read: {error}.") from error
+        if axes != "lanes,steps":
+            for begin in range(0, self.shape[0], count):
+                yield self._read(np.s_[begin : begin + count])
+            return
+        for begin in range(0, self.shape[1], count):
+            yield self._read(np.s_[:, begin : begin + count]).swapaxes(0, 1)
+
+    def _read(self, part: Any) -> NDArray[Any]:
+        with naming_damage(f"dataset {self._dataset.name} of {self._path}", "whole"):
+            return np.asarray(self._dataset[part])

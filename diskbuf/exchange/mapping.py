@@ -83,7 +83,10 @@ class ColumnMap:
         check_bounds(self.bounds)
         if self.bounds and self.spec is not None:
             raise OptionError("bounds must be left out with spec, which has its own. Give them there.")
-        if isinstance(self.drop, str) or not all(isinstance(name, str) for name in self.drop):
+        for name in ("id", "lane"):
+            if not isinstance(getattr(self, name), str | None):
+                raise OptionError(f"{name} must be the name of a column, got {getattr(self, name)!r}.")
+        if not isinstance(self.drop, list | tuple) or not all(isinstance(name, str) for name in self.drop):
             raise OptionError(f"drop must be a list of column names, got {self.drop!r}.")
         for name in ("only_mapped", "trajectory"):
             if not isinstance(getattr(self, name), bool):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from diskbuf import specs
 from diskbuf.errors import MissingExtraError, OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format, Target
+from diskbuf.exchange.hdf5 import Sink, telling_of_failure
 from diskbuf.exchange.mapping import cast_exactly, nest_of
 from diskbuf.exchange.places import local_place
 from diskbuf.exchange.transitions import FinalObservations, check_names
@@ -93,7 +94,7 @@ class MinariFormat(Format):
             for episode in _chain(first, episodes)
             if (complete := final.added(episode)) is not None
         )
-        storage.update_episodes(found)
+        _add_episodes(storage, found)
         rows.notes += final.notes
 
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "MinariSource":
@@ -209,6 +210,26 @@ class MinariSource(EpisodeSource):
                 )
             found.append(cast_exactly(array[:rows], of.dtype, path=path, where=where))
         return structure.unflatten(found)
+
+
+def _add_episodes(storage: Any, episodes: Iterator[Any]) -> None:
+    """Has Minari add episodes; a file of HDF5 goes by way of a sink, because HDF5 doesn't outlive a full disk."""
+    path = getattr(storage, "_file_path", None)
+    if not isinstance(path, Path):
+        storage.update_episodes(episodes)
+        return
+
+    def checked(sink: Sink) -> Iterator[Any]:
+        for episode in episodes:
+            sink.check()
+            yield episode
+
+    with path.open("r+b") as file, telling_of_failure(file) as sink:
+        storage._file_path = sink
+        try:
+            storage.update_episodes(checked(sink))
+        finally:
+            storage._file_path = path
 
 
 def _chain(first: Episode, rest: Iterator[Episode]) -> Iterator[Episode]:
@@ -343,7 +364,9 @@ def _telling(where: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(f"{where} must have what its files need installed: {error}.") from error
-    except (AssertionError, KeyError, ValueError, IndexError, TypeError, StopIteration) as error:
+    except (AssertionError, LookupError, ValueError, TypeError, StopIteration, RuntimeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise SpecError(f"{where} must be as Minari writes it, but {type(error).__name__}: {error}.") from error
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from diskbuf.errors import OptionError, SpecError, WindowError
 from diskbuf.exchange.arrays import ArraySource, Axes, StoredArray, array_names, check_axes
 from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Format, RowSource, Target
-from diskbuf.exchange.places import local_file
+from diskbuf.exchange.places import local_file, naming_damage
 from diskbuf.exchange.store_rows import StoreRows
 
 _MOST_TRIES = 5
@@ -114,17 +114,16 @@ def _write_array(member: IO[bytes], array: NDArray[Any]) -> None:
 
 class _NpzSource(ArraySource):
     def __init__(self, path: Path, axes: Axes) -> None:
-        try:
+        with naming_damage(str(path), "an NPZ file"):
             self._archive = zipfile.ZipFile(path)
-        except zipfile.BadZipFile as error:
-            raise SpecError(f"{path} must be an NPZ file: {error}.") from error
         try:
+            names = member_names(self._archive, str(path))
             arrays = {
                 name.removesuffix(".npy"): _Member(self._archive, name, str(path))
-                for name in self._archive.namelist()
+                for name in names
                 if name.endswith(".npy")
             }
-            others = [name for name in self._archive.namelist() if not name.endswith(".npy")]
+            others = [name for name in names if not name.endswith(".npy")]
             if others:
                 raise SpecError(f"{path} must be an NPZ file, which holds arrays alone, got {others[:5]} in it.")
             super().__init__(str(path), arrays, axes=axes)
@@ -136,6 +135,18 @@ class _NpzSource(ArraySource):
         self._archive.close()
 
 
+def member_names(archive: zipfile.ZipFile, path: str) -> list[str]:
+    """Names what is in an NPZ file.
+
+    Raises:
+        SpecError: When something is in it twice, and nobody can tell which one is meant.
+    """
+    names = archive.namelist()
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SpecError(f"{path} must hold each array once, got {', '.join(map(repr, twice[:5]))} more often.")
+    return names
+
+
 class _Member(StoredArray):
     """An array in a zip file."""
 
@@ -143,11 +154,8 @@ class _Member(StoredArray):
         self._archive = archive
         self._name = name
         self._path = path
-        try:
-            with archive.open(name) as member:
-                self.shape, is_fortran, self.dtype = _header(member)
-        except (ValueError, EOFError, SyntaxError) as error:
-            raise SpecError(f"array {name} of {path} must be NumPy's format: {error}.") from error
+        with naming_damage(f"array {name} of {path}", "whole and of NumPy's format"), archive.open(name) as member:
+            self.shape, is_fortran, self.dtype = _header(member)
         self.kind = f"{self.dtype} {list(self.shape)}"
         if self.dtype.hasobject:
             self.problem = "objects, which are never loaded"
@@ -171,12 +179,10 @@ class _Member(StoredArray):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        try:
-            with self._archive.open(self._name) as member:
-                _header(member)
-                yield member
-        except zipfile.BadZipFile as error:
-            raise SpecError(f"array {self._name} of {self._path} must be whole: {error}.") from error
+        where = f"array {self._name} of {self._path}"
+        with naming_damage(where, "whole and of NumPy's format"), self._archive.open(self._name) as member:
+            _header(member)
+            yield member
 
     def _read(self, member: IO[bytes], shape: Sequence[int]) -> NDArray[Any]:
         size = math.prod(shape) * self.dtype.itemsize

@@ -41,7 +41,8 @@ class ParquetFormat(Format):
     Small arrays are lists, which Arrow's readers see as tensors of their shape. Parquet encodes lists number by number,
     which for frames is some thirty times slower than the disk, so arrays of 256 numbers and more are binary:
     ``np.frombuffer(value, dtype).reshape(shape)``, as the column's metadata (``diskbuf.array``) says. Floats aren't
-    dictionary-encoded: they hardly ever repeat, and looking for it takes longer.
+    dictionary-encoded: they hardly ever repeat, and looking for it takes longer. Pages have checksums, which an import
+    compares.
 
     Attributes:
         compression: Of the pages: none, snappy, zstd, lz4, gzip or brotli.
@@ -79,6 +80,7 @@ class ParquetFormat(Format):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self._check_level()
         binary = self._binary_columns(rows)
         schema = schema_of(rows, binary=binary)
         with (
@@ -89,6 +91,7 @@ class ParquetFormat(Format):
                 compression=self.compression,
                 compression_level=self.level,
                 use_dictionary=_dictionary_columns(rows, binary),
+                write_page_checksum=True,
             ) as writer,
             ThreadPoolExecutor(1, thread_name_prefix="diskbuf-export") as pool,
         ):
@@ -99,6 +102,19 @@ class ParquetFormat(Format):
                 writing = pool.submit(_write, writer, batches)
             if writing is not None:
                 writing.result()
+
+    def _check_level(self) -> None:
+        if self.level is None:
+            return
+        import pyarrow as pa
+
+        try:
+            low = pa.Codec.minimum_compression_level(self.compression)
+            high = pa.Codec.maximum_compression_level(self.compression)
+        except ValueError as error:
+            raise OptionError(f"level must be left out for {self.compression}, got {self.level}.") from error
+        if not low <= self.level <= high:
+            raise OptionError(f"level must be from {low} to {high} for {self.compression}, got {self.level}.")
 
     def _binary_columns(self, rows: StoreRows) -> set[str]:
         least = {"auto": _BINARY_ELEMENTS, "list": None, "binary": 1}[self.arrays]
@@ -181,7 +197,8 @@ class _ParquetSource(RowSource):
         row = 0
         for part in self._places:
             with opened_for_reading(part, self._options) as file, naming_what_is_wrong(part, "Parquet"):
-                for batch in pq.ParquetFile(file, pre_buffer=False).iter_batches(batch_size=size, columns=names):
+                opened = pq.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+                for batch in opened.iter_batches(batch_size=size, columns=names):
                     found = arrays_of(batch, self.columns, first_row=row, name=self.name)
                     row += batch.num_rows
                     yield {name: found[name] for name in names}

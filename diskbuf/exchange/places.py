@@ -1,12 +1,44 @@
 """Opening what is imported, here or at a URL."""
 
 import contextlib
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from diskbuf.errors import OptionError
+from diskbuf.errors import DiskbufError, OptionError, SpecError
 from diskbuf.exchange.targets import file_system
+
+_OF_LIBRARIES = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError),
+    *(ValueError, TypeError, LookupError, OverflowError, SyntaxError, OSError),
+)
+"""What libraries raise when a file isn't what they take it for; not one of them has a type for it."""
+
+
+@contextlib.contextmanager
+def naming_damage(name: str, what: str) -> Iterator[None]:
+    """Says which file a library can't read.
+
+    Args:
+        name: What it is, for the message.
+        what: What it must be.
+
+    Raises:
+        SpecError: When it is damaged, or something else.
+        OSError: When the system can't read it.
+    """
+    try:
+        yield
+    except (DiskbufError, MemoryError):
+        raise
+    except _OF_LIBRARIES as error:
+        if isinstance(error, OSError) and error.errno:
+            raise
+        said = str(error) or type(error).__name__
+        raise SpecError(f"{name} must be {what}, but it can't be read: {said}. Copy the file again.") from error
 
 
 @contextlib.contextmanager

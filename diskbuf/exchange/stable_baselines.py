@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from diskbuf.errors import OptionError, SpecError
 from diskbuf.exchange.contract import Episode, EpisodeSource, Format
 from diskbuf.exchange.mapping import nest_of
-from diskbuf.exchange.places import local_file
+from diskbuf.exchange.npz import member_names
+from diskbuf.exchange.places import local_file, naming_damage
 from diskbuf.exchange.transitions import Nests, Transitions, check_names, episodes_of, flags
 from diskbuf.specs import ArraySpec, BoundedArraySpec
 from diskbuf.tree import Structure
@@ -104,6 +105,9 @@ class StableBaselinesSource(EpisodeSource):
             raise SpecError(
                 f"{options.terminated!r} of {self.name} must be [buffer_size, n_envs], got {list(self._grid)}."
             )
+        for name in filter(None, (self._truncated,)):
+            if arrays.shape(name) != self._grid:
+                raise SpecError(f"{name!r} of {self.name} must be {list(self._grid)}, got {list(arrays.shape(name))}.")
         self._order = self._ring()
         self.observation_spec, self._observations = self._nest("observations", options.scalar_observations)
         following, self._next = self._nest("next_observations", options.scalar_observations)
@@ -277,14 +281,12 @@ class NpzArrays:
         self._arrays: dict[str, NDArray[Any]] = {}
         file = self._closing.enter_context(open(path, "rb"))  # noqa: SIM115 - close() does
         try:
-            self._zip = self._closing.enter_context(zipfile.ZipFile(file))
-        except zipfile.BadZipFile as error:
-            self.close()
-            raise OptionError(f"{path} must be an NPZ file, as numpy.savez writes it, got something else.") from error
-        self._members = {
-            info.filename.removesuffix(".npy"): info for info in self._zip.infolist() if info.filename.endswith(".npy")
-        }
-        try:
+            if not zipfile.is_zipfile(file):
+                raise OptionError(f"{path} must be an NPZ file, as numpy.savez writes it, got something else.")
+            with naming_damage(path, "an NPZ file"):
+                self._zip = self._closing.enter_context(zipfile.ZipFile(file))
+            names = [name for name in member_names(self._zip, path) if name.endswith(".npy")]
+            self._members = {name.removesuffix(".npy"): self._zip.getinfo(name) for name in names}
             self._headers = {name: self._header(name) for name in self._members}
         except BaseException:
             self.close()
@@ -325,14 +327,11 @@ class NpzArrays:
         if info.compress_type != zipfile.ZIP_STORED:
             file = self._closing.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - close() does
         size = 0
-        try:
-            with self._zip.open(info) as member:
-                while part := member.read(_COPY_BYTES):
-                    size += len(part)
-                    if file is not None:
-                        file.write(part)
-        except (zipfile.BadZipFile, EOFError, zipfile.zlib.error) as error:  # type: ignore[attr-defined]
-            raise self._damaged(name, str(error)) from error
+        with self._naming_damage(name), self._zip.open(info) as member:
+            while part := member.read(_COPY_BYTES):
+                size += len(part)
+                if file is not None:
+                    file.write(part)
         count = int(np.prod(header.shape))
         if size < header.bytes + count * header.dtype.itemsize:
             raise self._damaged(name, "it is cut short")
@@ -359,20 +358,20 @@ class NpzArrays:
         )
 
     def _header(self, name: str) -> "_Header":
-        try:
-            with self._zip.open(self._members[name]) as member:
-                version = np.lib.format.read_magic(member)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, is_fortran, dtype = read(member)
-                size = member.tell()
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise self._damaged(name, str(error)) from error
+        with self._naming_damage(name), self._zip.open(self._members[name]) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, is_fortran, dtype = read(member)
+            size = member.tell()
         if dtype.hasobject:
             raise OptionError(
                 f"array {name!r} of {self._path} must hold numbers, got Python objects, which are pickles: those are "
                 "never loaded. Save it as an array of numbers."
             )
         return _Header(shape, dtype, is_fortran, size)
+
+    def _naming_damage(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return naming_damage(f"array {name!r} of {self._path}", "as it was written")
 
     def _damaged(self, name: str, problem: str) -> SpecError:
         return SpecError(f"array {name!r} of {self._path} must be as it was written, but {problem}. Copy it again.")

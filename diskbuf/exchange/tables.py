@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diskbuf.errors import SpecError
+from diskbuf.errors import DiskbufError, SpecError
 from diskbuf.exchange.contract import CARRIED_KEY, ID, LANE, Carried, RowBlock, SourceColumn
 from diskbuf.exchange.store_rows import StoreRows
 from diskbuf.specs import ArraySpec
@@ -62,6 +62,14 @@ def batch_of(rows: StoreRows, block: RowBlock, schema: "pa.Schema") -> "pa.Recor
         else:
             arrays.append(arrow_array(_one_lane(rows.layouts[path]), values[:, None]))
     return pa.record_batch(arrays, schema=schema)
+
+
+def checksum_of(values: NDArray[Any]) -> int:
+    """Returns the CRC-32C of an array's bytes, little-endian in C order."""
+    import google_crc32c
+
+    little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False))
+    return int(google_crc32c.value(little.reshape(-1).view(np.uint8)))
 
 
 def _one_lane(layout: ColumnLayout) -> ColumnLayout:
@@ -273,5 +281,9 @@ def naming_what_is_wrong(name: str, kind: str) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+    except (DiskbufError, MemoryError):
+        raise
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # the system's
+            raise
         raise SpecError(f"{name} must be a file of {kind} that can be read: {error}.") from error
