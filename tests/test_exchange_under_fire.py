@@ -26,6 +26,7 @@ from diskbuf.exchange.contract import trajectories_of_episode
 from diskbuf.exchange.exporting import export_store
 from diskbuf.exchange.importing import import_store
 from diskbuf.exchange.mapping import ColumnMap
+from diskbuf.exchange.tf_record import RecordWriter, read_records
 from diskbuf.trajectories import PolicyStep, Trajectory, time_step_spec, trajectory_spec
 from diskbuf.tree import Structure
 
@@ -226,6 +227,21 @@ def test_a_stream_that_is_cut_between_its_batches_is_refused(tmp_path: Path) -> 
     assert whole
 
 
+def test_steps_that_are_cut_between_two_are_refused(tmp_path: Path) -> None:
+    with driven(3, 2) as buffer:
+        export_store(buffer, tmp_path / "a.rlds")
+    file = tmp_path / "a.rlds" / "steps.tfrecord"
+    records = list(read_records(file))
+    assert len(records) == 7
+    for count in range(7):
+        with RecordWriter(file) as writer:
+            for record in records[:count]:
+                writer.write(record)
+        with pytest.raises(SpecError, match=f"must have the 7 steps that were exported, got {count}"):
+            import_store(tmp_path / "a.rlds", tmp_path / "a.zarr")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.rlds"]
+
+
 def test_changed_rows_of_an_arrow_file_are_named(tmp_path: Path) -> None:
     data = bytearray(exported(tmp_path, "a.arrow"))
     numbers = np.array([0, 1, 100, 101], "<i8").tobytes()  # of the first two ids
@@ -302,6 +318,17 @@ def test_a_type_that_numpy_has_not_is_no_leaf_and_no_obstacle(tmp_path: Path) ->
     import_store(tmp_path / "a.h5", tmp_path / "a.zarr", mapping=ColumnMap(leaves={"v": "v"}, drop=["times"]))
     with pytest.raises(SpecError, match=r"column 'times' .* got a type that NumPy has not"):
         import_store(tmp_path / "a.h5", tmp_path / "b.zarr", mapping=ColumnMap(leaves={"v": "times"}, drop=["v"]))
+
+
+@pytest.mark.parametrize("changes", [{"total_steps": None}, {"observation_space": '{"type": "Box"}'}], ids=str)
+def test_a_minari_data_set_with_damaged_metadata_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with driven(3, 2) as buffer:
+        export_store(buffer, tmp_path / "a-v0", format="minari")
+    file = tmp_path / "a-v0" / "data" / "metadata.json"
+    described = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in described.items() if value is not None}))
+    with pytest.raises((SpecError, OptionError), match=r"a-v0.* must "):
+        import_store(tmp_path / "a-v0", tmp_path / "a.zarr", format="minari")
 
 
 # ---- a full disk

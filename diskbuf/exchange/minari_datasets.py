@@ -350,7 +350,7 @@ def _opened(folder: Path, name: str) -> Any:
         described = json.loads((folder / _METADATA).read_text())
     except ValueError as error:
         raise SpecError(f"{folder / _METADATA} must be JSON, but {error}.") from error
-    missing = {"observation_space", "action_space", "data_format", "total_episodes"} - set(described)
+    missing = {"observation_space", "action_space", "data_format", "total_episodes", "total_steps"} - set(described)
     if missing:  # Minari would make the environment to ask it for its spaces, and so run what a file names
         raise OptionError(f"{folder / _METADATA} must have {', '.join(sorted(missing))}, but it hasn't.")
     with _telling(name):
@@ -364,7 +364,16 @@ def _telling(where: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(f"{where} must have what its files need installed: {error}.") from error
-    except (AssertionError, LookupError, ValueError, TypeError, StopIteration, RuntimeError, OSError) as error:
+    except (
+        AssertionError,
+        LookupError,
+        ValueError,
+        TypeError,
+        StopIteration,
+        RuntimeError,
+        OverflowError,
+        OSError,
+    ) as error:
         if isinstance(error, OSError) and error.errno:
             raise
         raise SpecError(f"{where} must be as Minari writes it, but {type(error).__name__}: {error}.") from error

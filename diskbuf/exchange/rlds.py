@@ -46,7 +46,8 @@ class RldsFormat(Format):
     `tf.data.TFRecordDataset` reads them: float32 as a float list; int64, and bool as 0 and 1, as an int64 list; others
     as their bytes, little-endian, for `tf.io.decode_raw`. Shapes and dtypes are in `features.json` beside
     `steps.tfrecord`: its key `features` has `{"dtype": ..., "shape": [...]}` by name. Whoever writes such a file for
-    steps of their own needs no more than that.
+    steps of their own needs no more than that. An export has their number there, too, as `steps`: a file that was cut
+    between two of them is refused.
 
     An episode that goes on at the end of the store has no last step, so that it comes back as it is. Others whose final
     observation isn't in the store are cut off one step earlier; of one that terminated it is repeated.
@@ -71,7 +72,8 @@ class RldsFormat(Format):
         features = {
             name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)} for name, leaf in features_of(spec).items()
         }
-        described = {"format": _FORMAT, "features": features, "spec": specs.to_json(spec)}
+        steps = writer.written if writer is not None else 0
+        described = {"format": _FORMAT, "features": features, "spec": specs.to_json(spec), "steps": steps}
         (folder / _FEATURES).write_text(json.dumps(described, indent=1) + "\n")
 
     def open_source(self, place: str, storage_options: Mapping[str, Any] | None) -> "RldsSource":
@@ -100,6 +102,7 @@ class RldsSource(EpisodeSource):
         self.name = str(folder / _STEPS if Path(path).is_dir() else path)
         described = _described(folder / _FEATURES, self.name)
         self._features = _features(described, str(folder / _FEATURES))
+        self._written = described.get("steps")
         self._structures = {}
         for role in _NESTS:
             nest = _nest(described, role, self._features)
@@ -116,7 +119,9 @@ class RldsSource(EpisodeSource):
         """Yields the episodes in order."""
         reader = ExampleReader(self._wanted)
         parts: list[_Steps] = []
+        read = 0
         for first, records in read_blocks(self.name, _BLOCK_BYTES):
+            read += len(records)
             block = reader.read(records, first=first, name=self.name)
             self._check_order(block, first, is_running=bool(parts))
             begin = 0
@@ -128,6 +133,10 @@ class RldsSource(EpisodeSource):
                 begin = end
             if begin < len(records):
                 parts.append({name: leaf[begin:] for name, leaf in block.items()})
+        if self._written not in (None, read):
+            raise SpecError(
+                f"{self.name} must have the {self._written} steps that were exported, got {read}. Copy it again."
+            )
         if parts:
             yield self._episode(parts)
 
@@ -176,10 +185,14 @@ class _StepWriter:
     Args:
         records: Where to.
         spec: The store's.
+
+    Attributes:
+        written: How many there are.
     """
 
     def __init__(self, records: RecordWriter, spec: Trajectory) -> None:
         self._records = records
+        self.written = 0
         self._structure = Structure((spec.observation, spec.action, spec.policy_info))
         leaves = features_of(spec)
         self._examples = ExampleWriter(leaves)
@@ -191,6 +204,7 @@ class _StepWriter:
         is_last = np.equal(rows.step_type, StepType.LAST)
         is_first = np.zeros(len(is_last), np.bool)
         is_first[0] = True
+        self.written += len(is_last)
         columns = [*leaves, rows.reward, rows.discount, is_first, is_last, is_last & episode.terminated]
         most = max(1, _BLOCK_BYTES // self._row_bytes)
         for begin in range(0, len(is_last), most):
