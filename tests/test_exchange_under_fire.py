@@ -16,6 +16,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pa_dataset
+import pyarrow.parquet as pq
 import pytest
 from coded_rows import SPEC, assert_rows, span
 
@@ -405,6 +407,33 @@ def test_text_that_is_no_utf_8_is_refused(tmp_path: Path, encoding: str) -> None
 def test_text_is_not_read_as_complex_numbers(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="must be read as real numbers, got complex64"):
         imported(tmp_path, "a\n1\n", leaves={"a": "a"}, casts={"a": "complex64"})
+
+
+def test_the_parts_of_a_table_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    pa_dataset.write_dataset(
+        pa.table({"v": np.arange(36)}),
+        tmp_path / "parts",
+        format="parquet",
+        max_rows_per_file=3,
+        max_rows_per_group=3,
+    )
+    assert (tmp_path / "parts" / "part-10.parquet").exists()
+    import_store(tmp_path / "parts", tmp_path / "a.zarr", format="parquet", mapping=ColumnMap(leaves={"v": "v"}))
+    with diskbuf.open(tmp_path / "a.zarr") as buffer:
+        assert buffer.gather_all()["v"].tolist() == [list(range(36))]
+
+
+def test_a_table_in_partitions_is_refused_because_a_column_is_in_the_folders_names(tmp_path: Path) -> None:
+    pq.write_to_dataset(
+        pa.table({"v": np.arange(4), "lane": np.array([0, 1, 0, 1])}), tmp_path / "parts", partition_cols=["lane"]
+    )
+    with pytest.raises(OptionError, match=r"must hold all columns, got folders .*'lane=0'"):
+        import_store(tmp_path / "parts", tmp_path / "a.zarr", format="parquet", mapping=ColumnMap(leaves={"v": "v"}))
+    import_store(
+        tmp_path / "parts" / "lane=1", tmp_path / "a.zarr", format="parquet", mapping=ColumnMap(leaves={"v": "v"})
+    )
+    with diskbuf.open(tmp_path / "a.zarr") as buffer:
+        assert buffer.gather_all()["v"].tolist() == [[1, 3]]
 
 
 def test_ids_that_leave_no_room_behind_them_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from diskbuf.exchange.tables import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NUMBERS = re.compile("([0-9]+)")
 _COMPRESSIONS = ("none", "snappy", "zstd", "lz4", "gzip", "brotli")
 _READ_BYTES = 2**23
 _BINARY_ELEMENTS = 256
@@ -205,10 +207,27 @@ class _ParquetSource(RowSource):
 
 
 def _files_of(place: str) -> Sequence[str]:
-    """The files of a folder, sorted by name; a file or a URL by itself."""
+    """The files of a folder in the order of their names, in which part-2 is before part-10; a file or a URL by itself.
+
+    Raises:
+        OptionError: When there are none, or names of folders are values of a column.
+    """
     if "://" in place or not Path(place).is_dir():
         return [place]
-    found = sorted(str(path) for path in Path(place).rglob("*.parquet"))
+    found = [path.relative_to(place) for path in Path(place).rglob("*.parquet")]
     if not found:
         raise OptionError(f"source must be a Parquet file or a folder of them, got the folder {place} without any.")
-    return found
+    if named := sorted({part for path in found for part in path.parts[:-1] if "=" in part}):
+        raise OptionError(
+            f"the files of {place} must hold all columns, got folders that stand for values of one, {named[0]!r} say. "
+            "Write the table without partitions, or import one folder."
+        )
+    return [str(Path(place) / path) for path in sorted(found, key=_in_order)]
+
+
+def _in_order(path: Path) -> list[list[tuple[bool, int, str]]]:
+    """A key that sorts names by the numbers in them."""
+    return [
+        [(word.isdecimal(), int(word) if word.isdecimal() else 0, word) for word in _NUMBERS.split(part)]
+        for part in path.parts
+    ]
